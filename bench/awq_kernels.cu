@@ -351,12 +351,11 @@ class LadderRun {
                 for (const int n_splits : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32}) {
                     if (n_splits * warps * gemv_inputs > d.n_in) break;
                     if (n_splits * values > max_partials) break;
-                    attempt(
-                        "awq_gemv<" + std::to_string(words) + ", " + std::to_string(warps) + ">, " +
-                            std::to_string(n_splits) + " splits",
-                        [&](const AwqProducts& q) {
-                            run_gemv<words, warps>(d.s.scratch(), d.x.get(), q, n_splits);
-                        });
+                    attempt("awq_gemv<" + std::to_string(words) + ", " + std::to_string(warps) + ">, " +
+                                std::to_string(n_splits) + " splits",
+                            [&](const AwqProducts& q) {
+                                run_gemv<words, warps>(d.s.scratch(), d.x.get(), q, n_splits);
+                            });
                 }
             };
             if (n == 1) {

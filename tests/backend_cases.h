@@ -68,8 +68,8 @@ constexpr float unwritten_output = 1e30f;
 inline bool accepts(const Opened& b, const QuantMatrix& w) {
     const int32_t status = b.api->accepts(b.context, &w);
     const std::string name = b.api->name;
-    const bool on_device = name == "cuda" || name == "hip" || name.starts_with("emulated") ||
-                           name == "opencl" || name == "sycl";
+    const bool on_device =
+        name == "cuda" || name == "hip" || name.starts_with("emulated") || name == "opencl" || name == "sycl";
     const bool int8_scales = w.levels != nullptr && w.bits > 2;
     CHECK((status == QUANT_GEMM_OK || status == QUANT_GEMM_UNSUPPORTED));
     if (name != "example") CHECK((status == QUANT_GEMM_UNSUPPORTED) == (on_device && int8_scales));

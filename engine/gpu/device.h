@@ -21,8 +21,8 @@ inline void check(cudaError_t error, const char* what) {
 
 struct Device {
     std::string name = "emulated on the CPU (simt)";
-    int n_sms = 4;  // streaming multiprocessors; launches try to have at least as many blocks
-    size_t shared_per_sm = 233472;     // bytes
+    int n_sms = 4;                  // streaming multiprocessors; launches try to have at least as many blocks
+    size_t shared_per_sm = 233472;  // bytes
     uint64_t allocated = 0, peak = 0;  // bytes of device memory: now, and the most at any time
     cudaStream_t stream = nullptr;     // everything runs in this one
 };
