@@ -591,39 +591,6 @@ void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
     }
 }
 
-// ---- section rotation ------------------------------------------------------
-// A tied model that was exported with --rotate (docs/gptq.md#rotation): the layers' weights want x rotated,
-// the embedding, which is the classifier, stays as it was
-
-// lift hadamard
-// Walsh-Hadamard transform of each block of x (n,), in place and not normalized. block: a power of two.
-inline void hadamard(float* x, int n, int block) {
-    for (int h = 1; h < block; h *= 2)
-        for (int i = 0; i < n; i += 2 * h)
-            for (int k = i; k < i + h; k++) {
-                const float a = x[k], b = x[k + h];
-                x[k] = a + b;
-                x[k + h] = a - b;
-            }
-}
-
-// x (n_tokens, dim) <- x R, R = diag(s) H. s (dim,): signs over the root of block.
-inline void rotate(Rows& x, const float* s, int block) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
-        hadamard(x.row(t), x.n_cols, block);
-    });
-}
-
-// x <- x R^T, the inverse of rotate.
-inline void rotate_back(Rows& x, const float* s, int block) {
-    parallel_for(x.n_rows, [&](int t) {
-        hadamard(x.row(t), x.n_cols, block);
-        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
-    });
-}
-// ---- end of rotation -------------------------------------------------------
-
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
@@ -695,6 +662,39 @@ struct RunState {
 };
 
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
+
+// ---- section rotation ------------------------------------------------------
+// A tied model that was exported with --rotate (docs/gptq.md#rotation): the layers' weights want x rotated,
+// the embedding, which is the classifier, stays as it was
+
+// lift hadamard
+// Walsh-Hadamard transform of each block of x (n,), in place and not normalized. block: a power of two.
+inline void hadamard(float* x, int n, int block) {
+    for (int h = 1; h < block; h *= 2)
+        for (int i = 0; i < n; i += 2 * h)
+            for (int k = i; k < i + h; k++) {
+                const float a = x[k], b = x[k + h];
+                x[k] = a + b;
+                x[k + h] = a - b;
+            }
+}
+
+// x (n_tokens, dim) <- x R, R = diag(s) H. s (dim,): signs over the root of block.
+inline void rotate(Rows& x, const float* s, int block) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
+        hadamard(x.row(t), x.n_cols, block);
+    });
+}
+
+// x <- x R^T, the inverse of rotate.
+inline void rotate_back(Rows& x, const float* s, int block) {
+    parallel_for(x.n_rows, [&](int t) {
+        hadamard(x.row(t), x.n_cols, block);
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
+    });
+}
+// ---- end of rotation -------------------------------------------------------
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
