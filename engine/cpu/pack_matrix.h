@@ -61,11 +61,12 @@ inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values
 inline void pack_blocks(const void* table, int n_rows, size_t row_bytes, int rows, auto pack) {
     const auto* from = static_cast<const uint8_t*>(table);
     const int n_blocks = (n_rows + rows - 1) / rows;
-    const int part = int(std::max<size_t>(1, (4 << 20) / (row_bytes * size_t(rows))));
+    const int part = int(std::max<size_t>(1, (1 << 20) / (row_bytes * size_t(rows))));
     for (int first = 0; first < n_blocks; first += part) {
         const int n = std::min(part, n_blocks - first), n_read = std::min(n * rows, n_rows - first * rows);
         parallel_for(n, [&](int b) { pack(first + b); });
-        drop_mapped(from + row_bytes * size_t(first) * size_t(rows), row_bytes * size_t(n_read));
+        drop_mapped(from,
+                    row_bytes * (size_t(first) * size_t(rows) + size_t(n_read)));  // and what came again
     }
 }
 
