@@ -1,4 +1,4 @@
-// runq_gptq: Llama 3 and Qwen3 in 2, 4 and 8 bits, from the bytes of a model file to words on the screen.
+// runq_gptq: Llama 3 and Qwen3 in 2 to 8 bits, from the bytes of a model file to words on the screen.
 //
 // Each kind of matrix has its own format: codes of 2, 4 or 8 bits with a scale and a zero point for each
 // group of weights along a row, and possibly two of each four weights left out. All of them expand to what
@@ -1059,8 +1059,8 @@ const FileFormat<Config> file_format{
     .magic = 0x616b6770, .version = 1, .check = check_config, .read_own = read_own_fields, .alignment = 64};
 
 constexpr const char* program_name = "runq_gptq";
-constexpr const char* program_summary = "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)";
-inline std::string scheme_text(const ModelConfig&) { return "GPTQ: 2, 4 and 8 bits"; }
+constexpr const char* program_summary = "Llama 3 and Qwen3 in 2 to 8 bits (GPTQ)";
+inline std::string scheme_text(const ModelConfig&) { return "GPTQ: 2 to 8 bits"; }
 const std::vector<OwnOption> scheme_options;
 
 #ifdef ENGINE

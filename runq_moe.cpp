@@ -1584,7 +1584,7 @@ const FileFormat<Config> file_format{.magic = 0x616b6d65,
                                      .alignment = 64};
 
 constexpr const char* program_name = "runq_moe";
-constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4, MXFP8 or 2, 4 and 8 bits";
+constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4, MXFP8 or 2 to 8 bits";
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
 inline std::string scheme_text(const Config& c) {
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};

@@ -1,4 +1,4 @@
-// Matrices of 2, 4 and 8 bits to test with: made from codes and zero points, and packed by rules of their
+// Matrices of 2 to 8 bits to test with: made from codes and zero points, and packed by rules of their
 // own.
 #pragma once
 

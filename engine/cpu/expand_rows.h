@@ -1,6 +1,6 @@
 // Rows of a matrix as a file has it, as int8 codes with an fp32 scale for each group of activations: what the
 // int8 kernels multiply. The plain loop that says what every format means is expand(), in the program that
-// multiplies codes of 2, 4 and 8 bits.
+// multiplies codes of 2 to 8 bits.
 //
 // A row of 2- or 4-bit codes is cut into blocks of 64 bytes, what is left at its end into a block of 32, then
 // of 16. Of 5 and 6 bits it is two such rows, of the low 4 bits and of the others (1 bit ends in blocks of
@@ -105,7 +105,7 @@ inline void expand_sparse_block(int8_t* to, const uint8_t* block, const uint8_t*
 }
 
 // ----------------------------------------------------------------------------
-// Codes of 2, 4 and 8 bits
+// Codes of 2 to 8 bits
 
 // Bytes as wide as the machine's registers.
 typedef uint8_t Bytes __attribute__((vector_size(4 * vector_lanes)));
