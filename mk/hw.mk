@@ -20,7 +20,7 @@ build/packages-hw: build/packages
 ARRAY   ?= 16x16
 SCALERS ?=
 SCALERS_GOALS := rtl-test rtl-story rtl-backend
-ARRAY_GOALS   := hw-quick hw-unit hw-icarus hw-icarus-quick $(SCALERS_GOALS)
+ARRAY_GOALS   := hw-quick hw-unit hw-icarus hw-icarus-quick chip-story $(SCALERS_GOALS)
 define refuse_elsewhere
 $(if $(filter command,$(origin $1)),$(if $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all)),$(error     $1=$($1): make $(firstword $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all))) does not take it; these do: $($1_GOALS))))
 endef
@@ -58,17 +58,22 @@ hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
 hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
 hw_module_quantizer_4        := quantizer MAX_N=4
 hw_module_weights            := weight_expander
+hw_module_vector_memory      := vector_memory WORDS=64
+hw_module_word_reader_4      := word_reader BYTES=4
+hw_module_word_writer_4      := word_writer BYTES=4
 hw_module_array_$(ARRAY)     := systolic_array ROWS=$(call array_rows,$(ARRAY)) COLS=$(call array_cols,$(ARRAY))
 
 # Test programs, hw/tests/NAME_test.cpp, and the models that each drives. That of the array has the array of ARRAY, too.
 ARRAY_TEST := array$(if $(filter-out 16x16,$(ARRAY)),_$(ARRAY))
 HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd)
+HW_TESTS += $(if $(filter hw-quick,$(MAKECMDGOALS)),,token)
 hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
 hw_models_array     := array_4x3 array_5x2 array_5x4_paired array_16x16
 hw_models_dot_row   := dot_row dot_row_5
 hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
 hw_models_weights   := weights file_codes fp16_to_fp32
+hw_models_token     := rope residual_add dequantizer code_packer vector_memory beat_to_words word_reader word_reader_4 word_writer word_writer_4
 hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 group_scaler fp32_add fp32_mul
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
@@ -124,6 +129,7 @@ build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 # ---- what runs ---------------------------------------------------------------------------------------------------
 HW_RANDOM := $(if $(FULL),100000000,1000000)
 HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
+HW_TOPS   += rope residual_add dequantizer code_packer vector_memory word_reader word_writer chip_registers step_sequencer chip_axi
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
 hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
@@ -362,3 +368,26 @@ $(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
 	for test in system_test matmul_axi_test; do \
 	    $(CXX) $(patsubst %,$(HW)/axi-4x4/%.o,matmul_rtl matmul_system model/verilated model/verilated_threads) $(HW)/axi-4x4/$$test.o $(@D)/Vmatmul_axi__ALL.a -pthread -o $(@D)/$$test || exit 1; done
+
+# ---- a whole token -----------------------------------------------------------------------------------------------------
+# hw/rtl/chip_axi.sv with a model of memory: docs/chip.md.
+#
+#     make chip-story    the goldens' ids and traces, and clocks of each step; ARRAY=16x64, STORY='--models q8 --ids 2'
+#     make chip-quick    two ids on 4x4
+
+$(foreach goal,chip-story chip-quick,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+CHIP_SOURCES := hw/sim/chip_run.cpp hw/sim/chip_trace.sv
+CHIP_VERILATOR = verilator --cc --exe -O3 -Wall -Wno-DECLFILENAME --x-assign fast --x-initial fast --assert \
+                 -CFLAGS '-DVL_USER_STOP -std=c++20 -Wall -Wextra' --top-module chip_axi --prefix Vchip_axi -o chip_run
+.PRECIOUS: $(HW)/chip-%/chip_run
+$(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) build/packages-hw
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(CHIP_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -CFLAGS -DCHIP_COLS=$(call array_cols,$*) \
+	    --Mdir $(@D) $(RTL_SOURCES) $(abspath $(CHIP_SOURCES))
+	MAKEFLAGS= make -s -j2 -C $(@D) -f Vchip_axi.mk CXX='$(CXX)' OPT_FAST=$(RTL_OPT) OPT_SLOW=-O1 > $(@D)/log
+CHIP_MODELS := build/models/tiny-llama.q8.bin build/models/tiny-llama.w8a8.bin
+.PHONY: chip-story chip-quick
+chip-story: $(HW)/chip-$(ARRAY)/chip_run $(CHIP_MODELS) $(VENV_READY)
+	@$(PY) -m hw.chip_story --hw $(HW) --array $(ARRAY) $(STORY)
+chip-quick: $(HW)/chip-4x4/chip_run $(CHIP_MODELS) $(VENV_READY)
+	@$(PY) -m hw.chip_story --hw $(HW) --array 4x4 --ids 2 --models q8
