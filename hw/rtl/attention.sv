@@ -19,8 +19,12 @@
 // In int8 the values come twice. Of the first time only the scales count, since a weight's code needs the largest weight.
 // Then out_o has dim numbers. busy_o is 1 until the last one is taken.
 //
-// Clocks, if no stream waits: a row of keys takes dim + 31, 19 of int8; a row of values dim + 2; a q8 row has 6 more (int8: a
-// row of values dim + 2, and before 8 + dim / 4); the softmax 3 * positions + 120.
+// Clocks, if no stream waits, of n positions, 6 at least:
+//
+//          a row of keys  a row of values       all
+//   fp32   dim + 31       dim + 2               n (2 dim + 36) + 3 dim + 81; fp16 alike
+//   q8     dim + 37       dim + 8               n (2 dim + 48) + 3 dim + 81
+//   int8   dim + 20       dim / 4 + 8, dim + 2  n (9 dim / 4 + 33) + 19 dim / 4 + 177, dim up to 128
 //
 // For traces, valid in one clock and without ready, position by position: step_o is a score, a probability or (int8) a weight.
 // code_o and code_scale_o (int8) are first those of q, then those of the weights.
@@ -336,7 +340,7 @@ module attention #(
   assign int_added    = element_q & (pass_q == VALUES) & int8_q;
   assign result_write = int_added | adding_q[FMA-1] | (mapping & (state_q == CONVERT));
   assign result_data  = int_added ? sum : f;
-  assign result_at    = ~int8_q ? added_at : state_q == CONVERT ? mapped[DIM_A-1:0] : at_q;
+  assign result_at    = int_added ? at_q : int8_q ? mapped[DIM_A-1:0] : added_at;
 
   assign out_valid_o    = (state_q == RESULT) & (clock_q != 5'd0);
   assign out_o          = result;
