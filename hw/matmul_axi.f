@@ -11,6 +11,7 @@ hw/rtl/file_codes.sv
 hw/rtl/fp16_to_fp32.sv
 hw/rtl/fp32_add.sv
 hw/rtl/fp32_div.sv
+hw/rtl/fp32_exp.sv
 hw/rtl/fp32_fma.sv
 hw/rtl/fp32_mul.sv
 hw/rtl/fp32_round.sv

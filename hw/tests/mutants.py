@@ -169,6 +169,14 @@ MUTANTS = [
         "if (is_large) code = is_minus ? -8'd128",
     ),
     Mutant("NaN becomes 0", "fp32", "fp32_to_code", "if (is_nan) code = -8'd127;", "if (is_nan) code = 8'd0;"),
+    # Exponential.
+    Mutant("exp without the square", "fp32", "fp32_exp", "20'(s_q) + (square_q >>> 11)", "20'(s_q)"),
+    Mutant("exp takes the table's word below", "fp32", "fp32_exp", "[rest_q[27:19]+9'(rest_q[18])]", "[rest_q[27:19]]"),
+    Mutant("exp with ln 2 of 28 bits", "fp32", "fp32_exp", "37'hb17217f7d", "37'hb17217f00"),
+    Mutant("exp with log2(e) of 11 bits", "fp32", "fp32_exp", "14'd5909", "14'd5908"),
+    Mutant("exp of numbers from 64 is infinite", "fp32", "fp32_exp", "x_i[30:23] > 8'd133", "x_i[30:23] > 8'd132"),
+    Mutant("exp of NaN is infinite", "fp32", "fp32_exp", "value_q <= 32'h7fc00000", "value_q <= 32'h7f800000"),
+    Mutant("exp with k of the number behind", "fp32", "fp32_exp", ".CLOCKS(6)", ".CLOCKS(5)"),
     # The scalers.
     Mutant(
         "scale order",
