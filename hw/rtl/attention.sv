@@ -216,13 +216,13 @@ module attention #(
   logic        fma_en, sum_done, score_done;
   logic [31:0] a, b, c, f;
   logic [31:0] scale_q;     // of scores: scale_i; int8: q.scale * scale_i
-  logic [31:0] factor_q;    // a row's: of its score, or its probability or weight; 1 / sum; int8: the weights' scale
-  logic [31:0] largest_q, minus_largest;  // score
+  logic [31:0] factor_q;    // of a row: of its score, its probability, or weight; 1 / sum; int8: the weights' scale
   logic [31:0] half_sum_q;  // waits for its other half
+  logic [31:0] largest_q, minus_largest;  // score
+  assign fma_en        = (state_q != ELEMENTS) | (pass_q == VALUES) | element_q;
+  assign sum_done      = (state_q == REDUCE) & (clock_q == 5'(REDUCED));
+  assign score_done    = (state_q == REDUCE) & (clock_q == 5'(REDUCED + FMA));
   assign minus_largest = {~largest_q[31], largest_q[30:0]};
-  assign fma_en     = (state_q != ELEMENTS) | (pass_q == VALUES) | element_q;
-  assign sum_done   = (state_q == REDUCE) & (clock_q == 5'(REDUCED));
-  assign score_done = (state_q == REDUCE) & (clock_q == 5'(REDUCED + FMA));
   always_comb begin
     a = value_q;
     b = score;
