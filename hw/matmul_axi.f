@@ -2,8 +2,10 @@
 hw/rtl/activation_reader.sv
 hw/rtl/activation_store.sv
 hw/rtl/array_sizes.sv
+hw/rtl/attention.sv
 hw/rtl/axil_registers.sv
 hw/rtl/beats.sv
+hw/rtl/code_to_fp32.sv
 hw/rtl/column_edges.sv
 hw/rtl/delay.sv
 hw/rtl/dot_row.sv
@@ -11,6 +13,7 @@ hw/rtl/file_codes.sv
 hw/rtl/fp16_to_fp32.sv
 hw/rtl/fp32_add.sv
 hw/rtl/fp32_div.sv
+hw/rtl/fp32_exp.sv
 hw/rtl/fp32_fma.sv
 hw/rtl/fp32_mul.sv
 hw/rtl/fp32_round.sv
