@@ -30,9 +30,11 @@ hw/rtl/msd_array.sv
 hw/rtl/msd_split.sv
 hw/rtl/quantizer.sv
 hw/rtl/result_store.sv
+hw/rtl/rms_norm.sv
 hw/rtl/row_scaler.sv
 hw/rtl/scaler_operands.sv
 hw/rtl/skew.sv
+hw/rtl/swiglu.sv
 hw/rtl/systolic_array.sv
 hw/rtl/tile_sequencer.sv
 hw/rtl/weight_expander.sv

@@ -42,7 +42,7 @@ HW_OBJECTS ?= $(HW)
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
              array_4x3 array_5x2 array_5x4_paired array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 dot_row dot_row_5 \
-             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split \
+             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split rms_norm rms_norm_4 swiglu \
              attention attention_8
 hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
 hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
@@ -58,6 +58,7 @@ hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W
 hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
 hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
 hw_module_quantizer_4        := quantizer MAX_N=4
+hw_module_rms_norm_4         := rms_norm MAX_N=4
 hw_module_weights            := weight_expander
 hw_module_vector_memory      := vector_memory WORDS=64
 hw_module_word_reader_4      := word_reader BYTES=4
@@ -67,13 +68,15 @@ hw_module_array_$(ARRAY)     := systolic_array ROWS=$(call array_rows,$(ARRAY)) 
 
 # Test programs, hw/tests/NAME_test.cpp, and the models that each drives. That of the array has the array of ARRAY, too.
 ARRAY_TEST := array$(if $(filter-out 16x16,$(ARRAY)),_$(ARRAY))
-HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd attention)
+HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd attention rms_norm swiglu)
 HW_TESTS += $(if $(filter hw-quick,$(MAKECMDGOALS)),,token)
 hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
 hw_models_array     := array_4x3 array_5x2 array_5x4_paired array_16x16
 hw_models_dot_row   := dot_row dot_row_5
 hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
+hw_models_rms_norm  := rms_norm rms_norm_4
+hw_models_swiglu    := swiglu
 hw_models_weights   := weights file_codes fp16_to_fp32
 hw_models_token     := rope residual_add dequantizer code_packer vector_memory beat_to_words word_reader word_reader_4 word_writer word_writer_4
 hw_models_attention := attention attention_8
@@ -131,7 +134,7 @@ build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 
 # ---- what runs ---------------------------------------------------------------------------------------------------
 HW_RANDOM := $(if $(FULL),100000000,1000000)
-HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma fp32_exp file_codes weight_expander fp16_to_fp32 msd_array attention
+HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma fp32_exp file_codes weight_expander fp16_to_fp32 msd_array attention rms_norm swiglu
 HW_TOPS   += rope residual_add dequantizer code_packer vector_memory word_reader word_writer chip_registers step_sequencer chip_axi
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
 hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
