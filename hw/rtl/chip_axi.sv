@@ -82,6 +82,8 @@ module chip_axi #(
   localparam int TOKENS = 2;  // the fewest that matmul_core takes; one is used
   localparam int ROW_W = $clog2(ROWS);
   localparam int COL_W = $clog2(COLS);
+  localparam int PASS_W = $clog2(MAX_INPUTS / ROWS);
+  localparam int GROUP_W = $clog2(MAX_INPUTS / MIN_GROUP);
   localparam int LANES = COLS / 4;  // words of a beat
   localparam int LANE_W = LANES > 1 ? $clog2(LANES) : 1;
   localparam int VECTOR_W = $clog2(VECTOR_WORDS);
@@ -579,8 +581,8 @@ module chip_axi #(
       .scale_i         (code_scale),
       .full_o          (codes_full),
       .token_i         ('0),
-      .pass_i          ('0),
-      .group_i         ('0),
+      .pass_i          (PASS_W'(0)),
+      .group_i         (GROUP_W'(0)),
       .codes_o         (unused_codes),
       .scale_o         (unused_scale),
       .s_w_valid_i     (w_valid),
