@@ -8,8 +8,8 @@ two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
 and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
 docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
-simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures, chip-layer.svg docs/chip.json (docs/chip.md); gpu-ladder.svg docs/gpu-results.json,
-memory-limit.svg a table of docs/moe.md.
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; chip-layer.svg docs/chip.json, which
+docs/chip.md has the command for; gpu-ladder.svg docs/gpu-results.json, memory-limit.svg a table of docs/moe.md.
 """
 
 import json

@@ -1,10 +1,10 @@
 """A model as the image of memory that hw/rtl/chip_axi.sv runs from: its program, weights, tables and KV cache.
 
-    python -m hw.chip_program MODEL [--array 16x16] [--attn int8] [--kv fp32]     prints the program of a layer
+    python -m hw.chip_program MODEL [--array 16x16] [--kv fp32]     prints the program of a layer
 
 MODEL is a file of Q8, or of W8A8 with dynamic scales, of a Llama. A program is a list of steps, each an instruction of
-eight words (hw/rtl/step_sequencer.sv); none of them is a loop or a jump. A step also has the name under which a trace has
-its result, docs/numerics.md.
+eight words (hw/rtl/step_sequencer.sv); none of them is a loop or a jump. A step also has the name under which a trace
+has its result, docs/numerics.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from golden.forward import rope_table
 from golden.q8 import Int8File, Quantized
 from golden.schemes import read_file
 
-STEPS = "end embed copy norm quantize multiply rotate store attend add gate".split()
+STEPS = ["end", "embed", "copy", "norm", "quantize", "multiply", "rotate", "store", "attend", "add", "gate"]
 TOKEN, POSITION = 1, 2  # what goes into an address
 KV_FORMATS = {"fp32": 0, "q8": 2, "int8": 3}  # int8: q8, for attention in int8
 
@@ -65,7 +65,7 @@ class Image:
 
 
 def pack_matrix(w: Quantized, cols: int) -> np.ndarray:
-    """The stream of weights (docs/rtl.md) of a matrix in int8: for each `cols` outputs and group, scales, then codes."""
+    """The stream of weights (docs/rtl.md) of a matrix in int8: for each `cols` outputs and group scales, then codes."""
     n_rows, n_groups = w.scales.shape
     tiles = -(-n_rows // cols)
     codes = np.zeros((tiles * cols, w.codes.shape[1]), np.int8)

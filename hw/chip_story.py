@@ -1,12 +1,12 @@
 """A whole token in RTL, from its id to its logits: the goldens' ids, a trace, and the clocks of each step.
 
-    python -m hw.chip_story [--hw build/hw] [--array 16x16] [--ids 24] [--models q8 w8a8-attn8] [--latency 20] [--pauses 0]
-                            [--record docs/chip.json]
+    python -m hw.chip_story [--hw build/hw] [--array 16x16] [--ids 24] [--models q8 w8a8-attn8] [--latency 20]
+                            [--pauses 0] [--record docs/chip.json]
 
 make chip-story builds what this runs (hw/sim/chip_run.cpp). For each model two runs: greedy ids from the prompt of the
 golden generation, which have to be the golden's; and the tokens of the golden trace, each step of which has to pass
-`golden diff --model`. Otherwise the exit code is 1. Then a table: clocks of each step of the last token of the story, of a
-layer and behind the layers, beside `model_clocks`.
+`golden diff --model`. Then a table: clocks of each step of the last token of the story, in a layer and outside of the
+layers, beside `model_clocks`, which have to be equal if memory does not pause. Otherwise the exit code is 1.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.systolic import Array, Stream, decode_cycles, default_scalers
-from formats.checkpoint import Config
 from golden.schemes import read_file
 from golden.trace import write_trace
 from hw.chip_program import Image, Step, build
@@ -75,7 +74,9 @@ def sums_of(made: Made, token: int, number: int, step: Step, groups: int, array:
     """The integer sums of a product, (n, groups) int32, from what its scalers took, each for some columns."""
     scalers = [made[token, number, kind] for kind in range(SUMS, SUMS + array.cols) if (token, number, kind) in made]
     share = array.cols // len(scalers)
-    sums = np.stack([s.view(np.int32).reshape(-1, groups, share) for s in scalers], axis=1)  # tile, scaler, group, column
+    sums = np.stack(
+        [s.view(np.int32).reshape(-1, groups, share) for s in scalers], axis=1
+    )  # tile, scaler, group, column
     return sums.transpose(0, 1, 3, 2).reshape(-1, groups)[: step.n]
 
 
@@ -87,6 +88,7 @@ def trace(image: Image, found: Run, ids: list[int], array: Array) -> dict[str, n
         groups = 0
         heads: dict[str, list] = defaultdict(list)  # what comes head by head
         for number, step in enumerate(image.steps[:-1]):
+
             def get(kind: int, dtype: type, number: int = number) -> np.ndarray:
                 words = found.made.get((token, number, kind), np.zeros(0, np.uint32))  # noqa: B023
                 return words.astype(np.uint8).view(np.int8) if dtype == np.int8 else words.view(dtype)
@@ -139,7 +141,7 @@ def model_clocks(step: Step, array: Array, inputs: int, group: int, position: in
 
 
 def layer_table(image: Image, found: Run, array: Array, layer: int, latency: int) -> list[dict]:
-    """Steps of a layer (-1: behind the layers) of the last token: name, kind, begin and end in clocks, and the model's."""
+    """Steps of a layer (-1: outside) of the last token: name, kind, begin and end in clocks, and the model's."""
     clocks, steps = found.clocks[-1], image.steps
     inputs = group = 0
     table = []
@@ -149,8 +151,8 @@ def layer_table(image: Image, found: Run, array: Array, layer: int, latency: int
         is_layers = step.result.startswith("layers.")
         if step.result.startswith(f"layers.{layer}.") if layer >= 0 else not is_layers:
             wanted = model_clocks(step, array, inputs, group, len(found.clocks) - 1, latency)
-            table.append({"name": step.result.split(".", 2)[-1] if is_layers else step.result or "turn", "kind": step.kind,
-                          "begin": begin, "end": end, "model": wanted})  # fmt: skip
+            name = step.result.split(".", 2)[-1] if is_layers else step.result or "turn"
+            table.append({"name": name, "kind": step.kind, "begin": begin, "end": end, "model": wanted})
     return table
 
 
@@ -167,7 +169,8 @@ def tell(name: str, args: argparse.Namespace) -> tuple[bool, dict]:
     generation = goldens["generations"][0]
     story = run(program, image, generation["prompt_ids"], args.ids, args.latency, args.pauses)
     same = story.ids == generation["new_ids"][: args.ids]
-    print(f"{name}, {args.array}: {args.ids} ids are {'' if same else 'NOT '}the golden's: {','.join(map(str, story.ids))}")
+    are = "are" if same else "are NOT"
+    print(f"{name}, {args.array}: {args.ids} ids {are} the golden's: {','.join(map(str, story.ids))}")
 
     made = run(program, image, goldens["trace_ids"], 0, args.latency, args.pauses)
     path = ROOT / args.hw / f"chip-{args.array}" / f"{name}.trace.safetensors"

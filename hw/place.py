@@ -1,7 +1,7 @@
 """Synthesis, placement and routing of hw/rtl/matmul_axi.sv by open tools: the table and the picture of docs/rtl.md.
 
-    python -m hw.place [8x8 16x16 xilinx units]    runs these parts; renews docs/rtl-chip.json with what they give. What is
-                                                   in build/hw/chip and younger than the sources is taken as it is
+    python -m hw.place [8x8 16x16 xilinx units]    runs these parts; renews docs/rtl-chip.json with what they give. What
+                                                   is in build/hw/chip and younger than the sources is taken as it is
 
 make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for
 an LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156

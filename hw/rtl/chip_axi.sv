@@ -636,8 +636,8 @@ module chip_axi #(
   assign memory_error = reader_error | fetch_error | writer_error;
 
   logic unused;
-  assign unused = ^{s_axil_wstrb, m_axi_rid, m_axi_rresp[0], m_axi_bid, m_axi_bresp[0], unused_norm_last, unused_attention, score_valid,
-                    prob_valid, weight_valid, attention_step, attention_code_valid, attention_code, attention_scale,
+  assign unused = ^{s_axil_wstrb, m_axi_rid, m_axi_rresp[0], m_axi_bid, m_axi_bresp[0], unused_norm_last, unused_attention,
+                    score_valid, prob_valid, weight_valid, attention_step, attention_code_valid, attention_code, attention_scale,
                     unused_rows_of_tiles, unused_format, unused_room, unused_drains, unused_result_last, unused_weights,
                     unused_sums, unused_codes, unused_scale, unused_product_active};
 

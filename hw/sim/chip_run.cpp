@@ -1,15 +1,17 @@
-// Runs hw/rtl/chip_axi.sv on an image of memory, token after token, as a host would: it writes id and position, waits, reads
-// the logits, and takes the largest for the next token. hw/chip_story.py makes the image and reads what this writes.
+// Runs hw/rtl/chip_axi.sv on an image of memory, token after token, as a host would: it writes id and
+// position, waits, reads the logits, and takes the largest for the next token. hw/chip_story.py makes the
+// image and reads what this writes.
 //
 //     chip_run IMAGE PROGRAM LOGITS VOCAB IDS NEW RECORD [LATENCY [PAUSES]]
 //
-// IDS: the prompt, as 1,2,3; NEW: how many ids to add. LATENCY: clocks from a request to memory's answer; PAUSES: the share of
-// clocks in which a channel pauses. It prints the new ids, and a line `clocks TOKEN STEP BEGIN END` for each step. RECORD, a
-// file, gets what steps made: for each kind of words (hw/sim/chip_trace.sv) of each step four numbers, token, step, kind and
-// how many, then the words, all of 32 bits. Kind 256 + i: sums of scaler i.
+// IDS: the prompt, as 1,2,3; NEW: how many ids to add. LATENCY: clocks from a request to memory's answer;
+// PAUSES: the share of clocks in which a channel pauses. It prints the new ids, and a line `clocks TOKEN STEP
+// BEGIN END` for each step. RECORD, a file, gets what steps made: for each kind of words
+// (hw/sim/chip_trace.sv) of each step four numbers, token, step, kind and how many, then the words, all of 32
+// bits. Kind 256 + i: sums of scaler i.
 //
-// Every clock is checked: what the chip offers on m_axi stays until it is taken; a burst is of whole beats, inside memory, and
-// does not cross 4 KB.
+// Every clock is checked: what the chip offers on m_axi stays until it is taken; a burst is of whole beats,
+// inside memory, and does not cross 4 KB.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -47,7 +49,7 @@ void require(bool holds, const std::string& rule) {
 struct Clocks {
     uint64_t begin, end;
 };
-std::vector<Clocks> steps;                                 // of the token at hand
+std::vector<Clocks> steps;                                  // of the token at hand
 std::map<std::pair<int, int>, std::vector<uint32_t>> made;  // by step and kind
 uint64_t clocks = 0;
 
@@ -105,7 +107,8 @@ class System {
     // The registers are those of hw/rtl/chip_registers.sv.
     void run(uint32_t program, uint32_t id, uint32_t position) {
         require(access(false, 0x00) == 0x63686970, "ID is not the chip's");
-        access(true, 0x14, program), access(true, 0x0c, id), access(true, 0x10, position), access(true, 0x04, 1);
+        access(true, 0x14, program), access(true, 0x0c, id), access(true, 0x10, position),
+            access(true, 0x04, 1);
         const uint64_t from = clocks;
         while (access(false, 0x08) & 1) {
             for (int i = 0; i < 100; i++) tick();
@@ -119,9 +122,7 @@ class System {
         uint64_t address, ready;
         int beats;
     };
-    bool pauses() {
-        return pauses_ > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < pauses_;
-    }
+    bool pauses() { return pauses_ > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < pauses_; }
 
     void tick() {
         Vchip_axi& t = top_;
@@ -140,7 +141,8 @@ class System {
                    b = t.m_axi_bvalid && t.m_axi_bready;
         if (runs) {
             // What is offered stays until it is taken.
-            stays(ar_waits_, t.m_axi_arvalid, ar, t.m_axi_araddr << 8 | t.m_axi_arlen, "an address of a read");
+            stays(ar_waits_, t.m_axi_arvalid, ar, t.m_axi_araddr << 8 | t.m_axi_arlen,
+                  "an address of a read");
             stays(aw_waits_, t.m_axi_awvalid, aw, t.m_axi_awaddr, "an address of a write");
             uint64_t sum = t.m_axi_wstrb;
             for (size_t i = 0; i < beat; i++) sum = sum * 31 + reinterpret_cast<uint8_t*>(&t.m_axi_wdata)[i];
@@ -160,7 +162,8 @@ class System {
                 const auto* data = reinterpret_cast<const uint8_t*>(&t.m_axi_wdata);
                 std::vector<int> lanes(beat);
                 for (size_t i = 0; i < beat; i++)
-                    lanes[i] = (reinterpret_cast<const uint8_t*>(&t.m_axi_wstrb)[i / 8] >> i % 8 & 1) ? data[i] : -1;
+                    lanes[i] =
+                        (reinterpret_cast<const uint8_t*>(&t.m_axi_wstrb)[i / 8] >> i % 8 & 1) ? data[i] : -1;
                 data_.push_back(std::move(lanes));
             }
             while (!writes_.empty() && !data_.empty()) {
@@ -235,11 +238,13 @@ int main(int argc, char** argv) try {
         steps.clear(), made.clear();
         system.run(program, ids[position], position);
         for (const auto& [key, words] : made) {
-            write_words(record, {position, uint32_t(key.first), uint32_t(key.second), uint32_t(words.size())});
+            write_words(record,
+                        {position, uint32_t(key.first), uint32_t(key.second), uint32_t(words.size())});
             write_words(record, words);
         }
         for (size_t i = 0; i < steps.size(); i++)
-            std::printf("clocks %u %zu %llu %llu\n", position, i, static_cast<unsigned long long>(steps[i].begin),
+            std::printf("clocks %u %zu %llu %llu\n", position, i,
+                        static_cast<unsigned long long>(steps[i].begin),
                         static_cast<unsigned long long>(steps[i].end));
         if (position + 1 < prompt || ids.size() == total) continue;
         std::vector<float> values(vocab);

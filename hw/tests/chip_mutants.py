@@ -2,8 +2,8 @@
 
     python hw/tests/chip_mutants.py [NAME ...]      make chip-mutants; with names, these mistakes alone
 
-A mistake is a text of a source that is replaced by another, and has to be there once. It is found if an id or a step of the
-trace is not the golden's, if an assertion fails, or if a token does not end; not if the chip does not compile.
+A mistake is a text of a source that is replaced by another, and has to be there once. It is found if an id or a step of
+the trace is not the golden's, if an assertion fails, or if a token does not end; not if the chip does not compile.
 """
 
 import re
@@ -16,7 +16,11 @@ OUT = Path("build/hw/chip-mutants")
 # Name: module, old, new.
 MUTANTS = {
     "position for id": ("step_sequencer", "2'd2:    index = position_i;", "2'd2:    index = token_i;"),
-    "attention without its own position": ("step_sequencer", "index = position_i + INDEX_W'(1);", "index = position_i;"),
+    "attention without its own position": (
+        "step_sequencer",
+        "index = position_i + INDEX_W'(1);",
+        "index = position_i;",
+    ),
     "every other step": ("step_sequencer", "at_q + ADDRESS_W'(32)", "at_q + ADDRESS_W'(64)"),
     "step ends before memory answers": ("chip_axi", "~writer_active & ~queue_waits", "~queue_waits"),
     "step ends before the product": ("chip_axi", "(out_left_q == '0) & ", ""),

@@ -402,10 +402,18 @@ MUTANTS = [
         "next_q",
     ),
     # Around the array: RoPE, residual sums, rows of the embedding, vectors, memory.
-    Mutant("rotation the other way", "token", "rope", "result[31] ^ (clock_q == 4'd6)", "result[31] ^ (clock_q == 4'd7)"),
+    Mutant(
+        "rotation the other way", "token", "rope", "result[31] ^ (clock_q == 4'd6)", "result[31] ^ (clock_q == 4'd7)"
+    ),
     Mutant("sums with cosine for sine", "token", "rope", "(clock_q == 4'd7) ? sin_q", "(clock_q == 4'd6) ? sin_q"),
     Mutant("reset keeps half a pair", "token", "rope", "      taken_q   <= '0;\n      results_q", "      results_q"),
-    Mutant("sum lost while it waits", "token", "residual_add", "assign ready_o = ready_i | ~valid_o;", "assign ready_o = 1'b1;"),
+    Mutant(
+        "sum lost while it waits",
+        "token",
+        "residual_add",
+        "assign ready_o = ready_i | ~valid_o;",
+        "assign ready_o = 1'b1;",
+    ),
     Mutant("scale of the group behind", "token", "dequantizer", ".CLOCKS(CONVERT)", ".CLOCKS(CONVERT - 1)"),
     Mutant("codes of the embedding without sign", "token", "dequantizer", "word_q[7:0])", "{1'b0, word_q[6:0]})"),
     Mutant("last code first", "token", "code_packer", "{code_i, word_q[31:8]}", "{word_q[23:0], code_i}"),
@@ -417,12 +425,28 @@ MUTANTS = [
         "b_at_q + ADDRESS_W'(1)",
     ),
     Mutant(
-        "first number of a pair moves while it waits", "token", "vector_memory", "if (advance & ~held_second_q)", "if (1'b1)"
+        "first number of a pair moves while it waits",
+        "token",
+        "vector_memory",
+        "if (advance & ~held_second_q)",
+        "if (1'b1)",
     ),
-    Mutant("beat taken while one waits", "token", "beat_to_words", "assign ready_o   = ~held_q | beat_ends;", "assign ready_o   = 1'b1;"),
+    Mutant(
+        "beat taken while one waits",
+        "token",
+        "beat_to_words",
+        "assign ready_o   = ~held_q | beat_ends;",
+        "assign ready_o   = 1'b1;",
+    ),
     Mutant("read crosses 4 KB", "token", "word_reader", " - {1'b0, at_q[BYTE_W+:BURST_W]}", ""),
     Mutant("read a beat short", "token", "word_reader", " + WORDS_W'(lane)", ""),
-    Mutant("write with strobes of the beat before", "token", "word_writer", "if (beat_taken) lanes_q <= '0;\n      else if", "if"),
+    Mutant(
+        "write with strobes of the beat before",
+        "token",
+        "word_writer",
+        "if (beat_taken) lanes_q <= '0;\n      else if",
+        "if",
+    ),
     Mutant("write does not wait for answers", "token", "word_writer", " | (due_q != '0)", ""),
 ]
 

@@ -1,5 +1,6 @@
-// The small units around the array that a whole token needs (hw/rtl/chip_axi.sv): RoPE, residual sums and rows of the
-// embedding against the golden vectors and the processor's arithmetic; the vector memory, and the ports of memory.
+// The small units around the array that a whole token needs (hw/rtl/chip_axi.sv): RoPE, residual sums and
+// rows of the embedding against the golden vectors and the processor's arithmetic; the vector memory, and the
+// ports of memory.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -33,17 +34,20 @@ static uint32_t any_float(Random& random) {
     static const Words special = {0,          0x80000000, 1,          0x807fffff, 0x00800000, 0x7f7fffff,
                                   0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x7f800001};
     switch (random() % 8) {
-        case 0: return special[random() % special.size()];
-        case 1: return uint32_t(random());
-        default: return bits_of(float(int64_t(random()) % 1000003) / 65536.0f);
+        case 0:
+            return special[random() % special.size()];
+        case 1:
+            return uint32_t(random());
+        default:
+            return bits_of(float(int64_t(random()) % 1000003) / 65536.0f);
     }
 }
 
-// Offers n_in inputs, which offer(i) sets, and takes n_out results, result() of each. Either side pauses at random with
-// `stalls`. What waits has to stay. after: not 0, ends after so many clocks, whatever has come.
+// Offers n_in inputs, which offer(i) sets, and takes n_out results, result() of each. Either side pauses at
+// random with `stalls`. What waits has to stay. after: not 0, ends after so many clocks, whatever has come.
 template <class Model>
-static std::vector<uint64_t> stream(Sim<Model>& sim, size_t n_in, size_t n_out, auto offer, auto result, bool stalls,
-                                    int64_t after = 0) {
+static std::vector<uint64_t> stream(Sim<Model>& sim, size_t n_in, size_t n_out, auto offer, auto result,
+                                    bool stalls, int64_t after = 0) {
     auto& top = sim.top;
     Random random(5);
     std::vector<uint64_t> results;
@@ -81,22 +85,24 @@ static size_t n_wrong(const std::vector<uint64_t>& found, const Words& wanted) {
 
 // Pairs of words x and y through rope or residual_add.
 template <class Model>
-static std::vector<uint64_t> pairs(Sim<Model>& sim, const Words& x, const Words& y, bool stalls, int64_t after = 0) {
+static std::vector<uint64_t> pairs(Sim<Model>& sim, const Words& x, const Words& y, bool stalls,
+                                   int64_t after = 0) {
     auto& top = sim.top;
     if constexpr (requires { top.turn_i; })
         return stream(
-            sim, x.size(), x.size(), [&](size_t i) { top.x_i = x[i], top.turn_i = y[i]; }, [&] { return top.y_o; },
-            stalls, after);
+            sim, x.size(), x.size(), [&](size_t i) { top.x_i = x[i], top.turn_i = y[i]; },
+            [&] { return top.y_o; }, stalls, after);
     else
         return stream(
-            sim, x.size(), x.size(), [&](size_t i) { top.x_i = x[i], top.y_i = y[i]; }, [&] { return top.sum_o; },
-            stalls, after);
+            sim, x.size(), x.size(), [&](size_t i) { top.x_i = x[i], top.y_i = y[i]; },
+            [&] { return top.sum_o; }, stalls, after);
 }
 
 static Words rotated(const Words& x, const Words& turns) {
     Words out;
     for (size_t i = 0; i < x.size(); i += 2) {
-        const float a = float_of(x[i]), b = float_of(x[i + 1]), cos = float_of(turns[i]), sin = float_of(turns[i + 1]);
+        const float a = float_of(x[i]), b = float_of(x[i + 1]), cos = float_of(turns[i]),
+                    sin = float_of(turns[i + 1]);
         out.push_back(bits_of(std::fma(a, cos, -(b * sin))));
         out.push_back(bits_of(std::fma(a, sin, b * cos)));
     }
@@ -169,7 +175,8 @@ static std::vector<uint64_t> dequantized(Sim<Vdequantizer>& sim, const Words& wo
     auto& top = sim.top;
     top.group_i = uint16_t(group);
     return stream(
-        sim, words.size(), n_out, [&](size_t i) { top.word_i = words[i]; }, [&] { return top.y_o; }, stalls, after);
+        sim, words.size(), n_out, [&](size_t i) { top.word_i = words[i]; }, [&] { return top.y_o; }, stalls,
+        after);
 }
 
 TEST_CASE("dequantizer: golden rows of the embedding") {
@@ -256,8 +263,8 @@ TEST_CASE("vector_memory: streams of numbers and of pairs") {
     };
     write(0, 64);
     for (int i = 0; i < 3000; i++) {
-        const size_t n = size_t(random.in(1, 30)), period = size_t(random.in(1, 30)), a = size_t(random.in(0, 34)),
-                     b = size_t(random.in(0, 34));
+        const size_t n = size_t(random.in(1, 30)), period = size_t(random.in(1, 30)),
+                     a = size_t(random.in(0, 34)), b = size_t(random.in(0, 34));
         const bool two = random.one_in(2);
         if (i % 10 == 0) write(a, n);
         if (i % 50 == 49) {  // a stream that a reset ends
@@ -305,7 +312,8 @@ TEST_CASE("beat_to_words: words of beats, from any lane on") {
         const std::vector<uint64_t> found = stream(
             sim, beats + 2, n,
             [&](size_t beat) {
-                for (size_t j = 0; j < 4; j++) set_lane(top.beat_i, int(j), 32, int32_t(1000 * i) + int32_t(4 * beat + j));
+                for (size_t j = 0; j < 4; j++)
+                    set_lane(top.beat_i, int(j), 32, int32_t(1000 * i) + int32_t(4 * beat + j));
             },
             [&] { return top.word_o; }, random.one_in(2));
         for (size_t j = 0; j < n; j++) CHECK(found[j] == uint64_t(1000 * i) + lane + j);
