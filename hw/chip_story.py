@@ -1,7 +1,7 @@
 """A whole token in RTL, from its id to its logits: the goldens' ids, a trace, and the clocks of each step.
 
     python -m hw.chip_story [--hw build/hw] [--array 16x16] [--ids 24] [--models q8 w8a8-attn8] [--latency 20]
-                            [--pauses 0] [--record docs/chip.json]
+                            [--pauses 0] [--faults] [--record docs/chip.json]
 
 make chip-story builds what this runs (hw/sim/chip_run.cpp). For each model two runs: greedy ids from the prompt of the
 golden generation, which have to be the golden's; and the tokens of the golden trace, each step of which has to pass
@@ -43,13 +43,13 @@ class Run:
     clocks: list[list[tuple[int, int]]]
 
 
-def run(program: Path, image: Image, ids: list[int], new: int, latency: int, pauses: float) -> Run:
+def run(program: Path, image: Image, ids: list[int], new: int, args: argparse.Namespace) -> Run:
     """Runs the chip. Raises RuntimeError with the program's line if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         memory, record = Path(folder) / "memory", Path(folder) / "record"
         image.memory.tofile(memory)
         command = [program, memory, image.program, image.logits, image.config.vocab_size,
-                   ",".join(map(str, ids)), new, record, latency, pauses]  # fmt: skip
+                   ",".join(map(str, ids)), new, record, args.latency, args.pauses, int(args.faults)]  # fmt: skip
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stderr.strip() or f"{program} ended with {done.returncode}")
@@ -167,12 +167,12 @@ def tell(name: str, args: argparse.Namespace) -> tuple[bool, dict]:
     vectors = ROOT / "golden" / "data" / f"tiny-llama.{name}"
     goldens = json.loads(vectors.with_name(vectors.name + ".json").read_text())
     generation = goldens["generations"][0]
-    story = run(program, image, generation["prompt_ids"], args.ids, args.latency, args.pauses)
+    story = run(program, image, generation["prompt_ids"], args.ids, args)
     same = story.ids == generation["new_ids"][: args.ids]
     are = "are" if same else "are NOT"
     print(f"{name}, {args.array}: {args.ids} ids {are} the golden's: {','.join(map(str, story.ids))}")
 
-    made = run(program, image, goldens["trace_ids"], 0, args.latency, args.pauses)
+    made = run(program, image, goldens["trace_ids"], 0, args)
     path = ROOT / args.hw / f"chip-{args.array}" / f"{name}.trace.safetensors"
     write_trace(path, trace(image, made, goldens["trace_ids"], array))
     model = file if name != "q8" else ROOT / "models" / "tiny-llama"
@@ -213,6 +213,7 @@ def main() -> int:
     parser.add_argument("--ids", type=int, default=24, help="new ids of each story")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--latency", type=int, default=20, help="clocks until memory answers")
+    parser.add_argument("--faults", action="store_true", help="first errors of memory, resets, and what is refused")
     parser.add_argument("--record", type=Path, help="a JSON file, docs/chip.json: renews what it has of these runs")
     parser.add_argument("--pauses", type=float, default=0, help="share of clocks in which a channel of memory pauses")
     args = parser.parse_args()

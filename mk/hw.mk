@@ -380,8 +380,9 @@ $(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW
 #
 #     make chip-story    the goldens' ids and traces, and clocks of each step; ARRAY=16x64, STORY='--models q8 --ids 2'
 #     make chip-quick    two ids on 4x4; make chip-mutants: mistakes that this finds
+#     make chip-count    cells of each unit, for docs/rtl-chip.json
 
-$(foreach goal,chip-story chip-quick chip-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,chip-story chip-quick chip-mutants chip-count,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 CHIP_SOURCES := hw/sim/chip_run.cpp hw/sim/chip_trace.sv
 CHIP_VERILATOR = verilator --cc --exe -O3 -Wall -Wno-DECLFILENAME $(CHIP_WARNINGS) --x-assign fast --x-initial fast --assert \
                  -CFLAGS '-DVL_USER_STOP -std=c++20 -Wall -Wextra' --top-module chip_axi --prefix Vchip_axi -o chip_run
@@ -392,11 +393,13 @@ $(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) build/packages-hw
 	    --Mdir $(@D) $(RTL_SOURCES) $(abspath $(CHIP_SOURCES))
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vchip_axi.mk CXX='$(CXX)' OPT_FAST=$(RTL_OPT) OPT_SLOW=-O1 > $(@D)/log
 CHIP_MODELS := build/models/tiny-llama.q8.bin build/models/tiny-llama.w8a8.bin
-.PHONY: chip-story chip-quick chip-mutants
+.PHONY: chip-story chip-quick chip-mutants chip-count
 chip-story: $(HW)/chip-$(ARRAY)/chip_run $(CHIP_MODELS) $(VENV_READY)
 	@$(PY) -m hw.chip_story --hw $(HW) --array $(ARRAY) $(STORY)
 chip-quick: $(HW)/chip-4x4/chip_run $(CHIP_MODELS) $(VENV_READY)
-	@$(PY) -m hw.chip_story --hw $(HW) --array 4x4 --ids 2 --models q8
+	@$(PY) -m hw.chip_story --hw $(HW) --array 4x4 --ids 2 --models q8 --faults
 chip-mutants: $(CHIP_MODELS) $(VENV_READY)
 	@$(PY) hw/tests/chip_mutants.py $(if $(MUTANTS),'$(MUTANTS)')
 hw: chip-mutants
+chip-count: $(VENV_READY) build/packages-hw
+	@$(PY) -m hw.place units

@@ -2,13 +2,13 @@
 // position, waits, reads the logits, and takes the largest for the next token. hw/chip_story.py makes the
 // image and reads what this writes.
 //
-//     chip_run IMAGE PROGRAM LOGITS VOCAB IDS NEW RECORD [LATENCY [PAUSES]]
+//     chip_run IMAGE PROGRAM LOGITS VOCAB IDS NEW RECORD LATENCY PAUSES FAULTS
 //
 // IDS: the prompt, as 1,2,3; NEW: how many ids to add. LATENCY: clocks from a request to memory's answer;
-// PAUSES: the share of clocks in which a channel pauses. It prints the new ids, and a line `clocks TOKEN STEP
-// BEGIN END` for each step. RECORD, a file, gets what steps made: for each kind of words
-// (hw/sim/chip_trace.sv) of each step four numbers, token, step, kind and how many, then the words, all of 32
-// bits. Kind 256 + i: sums of scaler i.
+// PAUSES: the share of clocks in which a channel pauses; FAULTS: 1: check_faults first. It prints the new
+// ids, and a line `clocks TOKEN STEP BEGIN END` for each step. RECORD, a file, gets what steps made: for each
+// kind of words (hw/sim/chip_trace.sv) of each step four numbers, token, step, kind and how many, then the
+// words, all of 32 bits. Kind 256 + i: sums of scaler i.
 //
 // Every clock is checked: what the chip offers on m_axi stays until it is taken; a burst is of whole beats,
 // inside memory, and does not cross 4 KB.
@@ -77,9 +77,7 @@ class System {
   public:
     System(std::vector<uint8_t> memory, int latency, double pauses)
         : bytes(std::move(memory)), latency_(latency), pauses_(pauses) {
-        top_.aresetn = 0;
-        for (int i = 0; i < 4; i++) tick();
-        top_.aresetn = 1;
+        reset();
     }
     ~System() { top_.final(); }
 
@@ -104,18 +102,26 @@ class System {
         throw std::runtime_error("a register does not answer");
     }
 
-    // The registers are those of hw/rtl/chip_registers.sv.
-    void run(uint32_t program, uint32_t id, uint32_t position) {
+    void reset() {
+        top_.aresetn = top_.m_axi_rvalid = top_.m_axi_bvalid = 0;
+        reads_.clear(), writes_.clear(), answers_.clear(), data_.clear();
+        ar_waits_ = aw_waits_ = w_waits_ = {};
+        for (int i = 0; i < 4; i++) tick();
+        top_.aresetn = 1;
+    }
+    // Runs a token, for up to so many clocks; what STATUS says then. The registers are those of
+    // hw/rtl/chip_registers.sv.
+    uint32_t run(uint32_t program, uint32_t id, uint32_t position, uint64_t limit = 10'000'000) {
         require(access(false, 0x00) == 0x63686970, "ID is not the chip's");
         access(true, 0x14, program), access(true, 0x0c, id), access(true, 0x10, position),
             access(true, 0x04, 1);
         const uint64_t from = clocks;
-        while (access(false, 0x08) & 1) {
+        while ((access(false, 0x08) & 1) && clocks - from < limit)
             for (int i = 0; i < 100; i++) tick();
-            require(clocks - from < 10'000'000, "a token does not end");
-        }
-        require(access(false, 0x08) == 2, "STATUS does not say done");
+        return access(false, 0x08);
     }
+    int64_t wrong_read = -1,
+            wrong_write = -1;  // the beat that is answered with an error, counted from here on
 
   private:
     struct Burst {
@@ -131,10 +137,11 @@ class System {
         t.m_axi_awready = runs && !pauses(), t.m_axi_wready = runs && !pauses();
         if (!t.m_axi_rvalid && runs && !reads_.empty() && clocks >= reads_.front().ready && !pauses()) {
             t.m_axi_rvalid = 1, t.m_axi_rlast = reads_.front().beats == 1;
+            t.m_axi_rresp = wrong_read-- == 0 ? 2 : 0;  // SLVERR
             std::memcpy(&t.m_axi_rdata, &bytes[reads_.front().address], beat);
         }
         if (!t.m_axi_bvalid && runs && !answers_.empty() && clocks >= answers_.front() && !pauses())
-            t.m_axi_bvalid = 1;
+            t.m_axi_bvalid = 1, t.m_axi_bresp = wrong_write-- == 0 ? 2 : 0;
         t.eval();
         const bool ar = t.m_axi_arvalid && t.m_axi_arready, aw = t.m_axi_awvalid && t.m_axi_awready,
                    w = t.m_axi_wvalid && t.m_axi_wready, r = t.m_axi_rvalid && t.m_axi_rready,
@@ -212,6 +219,22 @@ class System {
     Waiting ar_waits_, aw_waits_, w_waits_;
 };
 
+// What is no token: a position that there is no room for is refused; an error of memory is said, and the
+// token ends; after a reset in the middle of a token all is as before.
+void check_faults(System& system, uint32_t program, uint32_t id) {
+    require(system.run(program, id, 512) == 8, "position 512 is not refused");
+    for (const uint64_t limit : {150, 5000, 5300, 47000}) {
+        require(system.run(program, id, 3, limit) == 1, "STATUS does not say that the token runs");
+        system.reset();
+        require(system.access(false, 0x08) == 0 && system.access(false, 0x0c) == 0,
+                "registers after a reset");
+    }
+    for (int64_t* beat : {&system.wrong_read, &system.wrong_write}) {
+        *beat = 200;
+        require(system.run(program, id, 0) == 6, "STATUS does not say done and error");
+    }
+}
+
 void write_words(std::ofstream& out, const std::vector<uint32_t>& words) {
     out.write(reinterpret_cast<const char*>(words.data()), std::streamsize(4 * words.size()));
 }
@@ -219,7 +242,7 @@ void write_words(std::ofstream& out, const std::vector<uint32_t>& words) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    require(argc >= 8, "chip_run IMAGE PROGRAM LOGITS VOCAB IDS NEW RECORD [LATENCY [PAUSES]]");
+    require(argc == 11, "chip_run IMAGE PROGRAM LOGITS VOCAB IDS NEW RECORD LATENCY PAUSES FAULTS");
     std::ifstream in(argv[1], std::ios::binary);
     require(in.good(), std::string("cannot open ") + argv[1]);
     std::vector<uint8_t> image{std::istreambuf_iterator<char>(in), {}};
@@ -233,10 +256,11 @@ int main(int argc, char** argv) try {
     }
     const size_t prompt = ids.size(), total = prompt + std::stoul(argv[6]);
     std::ofstream record(argv[7], std::ios::binary);
-    System system(std::move(image), argc > 8 ? std::atoi(argv[8]) : 20, argc > 9 ? std::atof(argv[9]) : 0);
+    System system(std::move(image), std::atoi(argv[8]), std::atof(argv[9]));
+    if (std::atoi(argv[10]) != 0) check_faults(system, program, ids[0]);
     for (uint32_t position = 0; position < std::max(prompt, total - 1); position++) {
         steps.clear(), made.clear();
-        system.run(program, ids[position], position);
+        require(system.run(program, ids[position], position) == 2, "STATUS does not say done");
         for (const auto& [key, words] : made) {
             write_words(record,
                         {position, uint32_t(key.first), uint32_t(key.second), uint32_t(words.size())});
