@@ -58,6 +58,7 @@ module rms_norm #(
 
   // ---- 1: the row ---------------------------------------------------------------------------------------------
 
+  (* ram_style = "block" *)
   logic [31:0]        row[MAX_N];
   logic [31:0]        x_q;      // of the memory
   logic [COUNT_W-1:0] index_q;  // of the number that comes in, is read, or is multiplied
@@ -69,7 +70,7 @@ module rms_norm #(
 
   always_ff @(posedge clk_i) begin
     if (put) row[index_q[ADDR_W-1:0]] <= x_i;
-    x_q <= row[index_q[ADDR_W-1:0]];
+    else x_q <= row[index_q[ADDR_W-1:0]];
   end
 
   // A number is sig * 2^(place - 150), its square is sig^2 * 2^(2 (place - 150)). n eps gets such a place, too: n has one

@@ -286,6 +286,48 @@ MUTANTS = [
     Mutant(
         "code is lost while it waits", "quantizer", "quantizer", "assign en = ready_i | ~valid_o;", "assign en = 1'b1;"
     ),
+    # RMSNorm and SwiGLU.
+    Mutant("root without its last 20 bits", "rms_norm", "rms_norm", "? root[19:0]", "? 20'h0"),
+    Mutant("n eps without the zero behind n", "rms_norm", "rms_norm", "<< eps_more", "<< 1'b0"),
+    Mutant("eps is left out", "rms_norm", "rms_norm", "(index_q <= n_i)", "(index_q < n_i)"),
+    Mutant(
+        "largest exponent of the row before",
+        "rms_norm",
+        "rms_norm",
+        "largest_q <= index_q == '0 ?",
+        "largest_q <= 1'b0 ?",
+    ),
+    Mutant(
+        "largest exponent without that of eps",
+        "rms_norm",
+        "rms_norm",
+        "(place > eps_place ? place : eps_place)",
+        "place",
+    ),
+    Mutant(
+        "squares of 32 bits", "rms_norm", "rms_norm", "{product_q, GUARD'(0)}", "{product_q[47:16], (GUARD+16)'(0)}"
+    ),
+    Mutant("far squares are not far", "rms_norm", "rms_norm", "> 8'd63 ? 6'd63 :", "> 8'd255 ? 6'd63 :"),
+    Mutant("quotient of an odd exponent", "rms_norm", "rms_norm", "== EXP[0]", "== ~EXP[0]"),
+    Mutant("what is below a result is forgotten", "rms_norm", "rms_norm", "lost_q | (sum_q[36:0] != 37'h0)", "1'b0"),
+    Mutant("w x of subnormal numbers as it is", "rms_norm", "rms_norm", "special | (wx_q[47:46] != 2'b00)", "1'b1"),
+    Mutant("infinite number in a row", "rms_norm", "rms_norm", "| w_zero | has_inf_q;", "| w_zero;"),
+    Mutant("NaN of the row before", "rms_norm", "rms_norm", "((index_q != '0) & has_nan_q)", "has_nan_q"),
+    Mutant("row of zeros without eps is 0", "rms_norm", "rms_norm", "| is_zero | x_big", "| x_big"),
+    Mutant("next row while results wait", "rms_norm", "rms_norm", "(state_q == TAKE) & drained", "(state_q == TAKE)"),
+    Mutant("result is lost while it waits", "rms_norm", "rms_norm", "= ready_i | ~valid_o;", "= 1'b1;"),
+    Mutant("silu with e^gate", "swiglu", "swiglu", "{~gate_q[31], gate_q[30:0]}", "gate_q"),
+    Mutant("silu without the 1", "swiglu", "swiglu", "32'h3f800000", "32'h0"),
+    Mutant("up of the number behind", "swiglu", "swiglu", ".b_i (divided_up_q)", ".b_i (up_q)"),
+    Mutant("sum before it is there", "swiglu", "swiglu", "EXP + ADD + 1", "EXP + ADD"),
+    Mutant(
+        "number is taken while one is at work",
+        "swiglu",
+        "swiglu",
+        "ready_o = count_q == 5'd0;",
+        "ready_o = count_q < 5'd9;",
+    ),
+    Mutant("product is lost while it waits", "swiglu", "swiglu", "= ready_i | ~valid_o;", "= 1'b1;"),
     # The row of multipliers.
     Mutant(
         "row: accumulator a bit short",

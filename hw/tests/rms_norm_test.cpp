@@ -89,6 +89,7 @@ static int64_t check(const std::vector<Row>& rows, bool stalls, Tally& tally) {
             sim.settle();
             const uint64_t all = uint64_t(top.y_o) << 1 | top.last_o;
             if (held && (!top.valid_o || all != was)) FAIL("a result that waits is another a clock later");
+            if (x_at == n && top.x_ready_o) FAIL("the next row may come in before the last result is out");
             held = top.valid_o && !top.ready_i, was = all;
             if (top.valid_o && top.ready_i) {
                 if (bool(top.last_o) != (out + 1 == n)) FAIL("last_o with number " << out << " of " << n);
