@@ -30,7 +30,7 @@
 // code_o and code_scale_o (int8) are first those of q, then those of the weights.
 //
 // Handshake: start_i while busy_o is 0, with sizes and modes, which are kept. valid and ready on the streams; what is offered
-// stays until it is taken. Reset drops all. NaN or infinity among scores gives NaN, as in numpy.
+// stays until it is taken. Reset drops all. If a score is NaN or +infinity, or all are -infinity, all that follows is NaN.
 
 module attention #(
     parameter int MAX_DIM       = 128,   // numbers of a head, and
