@@ -136,10 +136,11 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
     """Cells of a module on an UltraScale+ part, as the ZCU102's."""
     stat, script = BUILD / f"xilinx-{name}.stat", BUILD / f"xilinx-{name}.ys"
     BUILD.mkdir(parents=True, exist_ok=True)
-    given = " ".join(f"-chparam {k} {v}" for k, v in parameters.items())
+    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
     lines = [
         f"read_verilog -sv {sources()}",
-        f"hierarchy -check -top {top} {given}",
+        *([f"chparam {given} {top}"] if given else []),
+        f"hierarchy -check -top {top}",
         f"synth_xilinx -family xcup -top {top} -noiopad -noclkbuf -run :check",
         f"tee -o {stat} stat",
     ]
@@ -163,10 +164,11 @@ def count_ecp5(name: str, top: str, parameters: dict[str, int]) -> dict:
     """Cells of a module on an ECP5."""
     stat, script = BUILD / f"ecp5-{name}.stat", BUILD / f"ecp5-{name}.ys"
     BUILD.mkdir(parents=True, exist_ok=True)
-    given = " ".join(f"-chparam {k} {v}" for k, v in parameters.items())
+    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
     lines = [
         f"read_verilog -sv {sources()}",
-        f"hierarchy -check -top {top} {given}",
+        *([f"chparam {given} {top}"] if given else []),
+        f"hierarchy -check -top {top}",
         f"synth_ecp5 -top {top} -run :check",
         f"tee -o {stat} stat",
     ]
