@@ -132,16 +132,20 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
     }  # fmt: skip
 
 
+def read_module(top: str, parameters: dict[str, int]) -> list[str]:
+    """Lines of a script that read a module with parameters, and give it the name `counted`."""
+    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
+    set_parameters = [f"chparam {given} {top}"] if given else []
+    return [f"read_verilog -sv {sources()}", *set_parameters, f"hierarchy -check -top {top}", "rename -top counted"]
+
+
 def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
     """Cells of a module on an UltraScale+ part, as the ZCU102's."""
     stat, script = BUILD / f"xilinx-{name}.stat", BUILD / f"xilinx-{name}.ys"
     BUILD.mkdir(parents=True, exist_ok=True)
-    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
     lines = [
-        f"read_verilog -sv {sources()}",
-        *([f"chparam {given} {top}"] if given else []),
-        f"hierarchy -check -top {top}",
-        f"synth_xilinx -family xcup -top {top} -noiopad -noclkbuf -run :check",
+        *read_module(top, parameters),
+        "synth_xilinx -family xcup -top counted -noiopad -noclkbuf -run :check",
         f"tee -o {stat} stat",
     ]
     script.write_text("\n".join(lines) + "\n")
@@ -164,12 +168,9 @@ def count_ecp5(name: str, top: str, parameters: dict[str, int]) -> dict:
     """Cells of a module on an ECP5."""
     stat, script = BUILD / f"ecp5-{name}.stat", BUILD / f"ecp5-{name}.ys"
     BUILD.mkdir(parents=True, exist_ok=True)
-    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
     lines = [
-        f"read_verilog -sv {sources()}",
-        *([f"chparam {given} {top}"] if given else []),
-        f"hierarchy -check -top {top}",
-        f"synth_ecp5 -top {top} -run :check",
+        *read_module(top, parameters),
+        "synth_ecp5 -top counted -run :check",
         f"tee -o {stat} stat",
     ]
     script.write_text("\n".join(lines) + "\n")
