@@ -2,7 +2,7 @@
 
     python -m hw.chip_program MODEL [--array 16x16] [--kv fp32]     prints the program of a layer
 
-MODEL is a file of Q8, or of W8A8 with dynamic scales, of a Llama. A program is a list of steps, each an instruction of
+MODEL is a file of Q8, or of W8A8 with dynamic scales. A program is a list of steps, each an instruction of
 eight words (hw/rtl/step_sequencer.sv); none of them is a loop or a jump. A step also has the name under which a trace
 has its result, docs/numerics.md.
 """
@@ -105,8 +105,8 @@ def build(model: Int8File, rows: int, cols: int, kv: str = "fp32", context: int 
     Raises ValueError with the reason if the chip cannot run the model.
     """
     c = model.config
-    if c.arch != "llama" or model.static:
-        raise ValueError("expected a Llama without static scales")
+    if model.static:
+        raise ValueError("expected dynamic scales")
     group_of = lambda n: model.group_size or n  # noqa: E731
     q_dim, kv_dim, d = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.head_dim
     if any(group_of(n) % rows for n in (c.dim, q_dim, c.hidden_dim)):
@@ -128,7 +128,11 @@ def build(model: Int8File, rows: int, cols: int, kv: str = "fp32", context: int 
     steps: list[Step] = []
 
     def add(kind: str, result: str, n: int, a: str = "x", b: str = "x", out: str = "x", **more: float) -> None:
-        vectors = {"a": places[a] + more.pop("a_at", 0), "b": places[b], "out": places[out] + more.pop("out_at", 0)}
+        vectors = {
+            "a": places[a] + more.pop("a_at", 0),
+            "b": places[b] + more.pop("b_at", 0),
+            "out": places[out] + more.pop("out_at", 0),
+        }
         steps.append(Step(kind, result, n, **vectors, **more))
 
     def norm(name: str) -> None:
@@ -151,6 +155,11 @@ def build(model: Int8File, rows: int, cols: int, kv: str = "fp32", context: int 
         multiply(attn + "q_proj", q_dim, "q")
         multiply(attn + "k_proj", kv_dim, "k")
         multiply(attn + "v_proj", kv_dim, "v")
+        for part, n_heads in (("q", c.n_heads), ("k", c.n_kv_heads)) if c.arch == "qwen3" else ():
+            weights = memory.place(np.asarray(model.vector(f"{attn}{part}_norm"), np.float32))
+            for at in range(0, n_heads * d, d):
+                add("norm", f"{attn}{part}_norm", d, a=part, a_at=at, out=part, out_at=at, row=d, memory=weights,
+                    constant=c.norm_eps)  # fmt: skip
         add("rotate", attn + "q_rope", q_dim, a="q", b="turn", out="q", group=d)
         add("rotate", attn + "k_rope", kv_dim, a="k", b="turn", out="k", group=d)
         # The cache of a head: keys of all positions, then values.

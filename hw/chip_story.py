@@ -1,6 +1,6 @@
 """A whole token in RTL, from its id to its logits: the goldens' ids, a trace, and the clocks of each step.
 
-    python -m hw.chip_story [--hw build/hw] [--array 16x16] [--ids 24] [--models q8 w8a8-attn8] [--latency 20]
+    python -m hw.chip_story [--hw build/hw] [--array 16x16] [--ids 24] [--models q8 ...] [--latency 20]
                             [--pauses 0] [--faults] [--record docs/chip.json]
 
 make chip-story builds what this runs (hw/sim/chip_run.cpp). For each model two runs: greedy ids from the prompt of the
@@ -26,8 +26,12 @@ from golden.trace import write_trace
 from hw.chip_program import Image, Step, build
 
 ROOT = Path(__file__).resolve().parent.parent
-# By golden: model file, KV cache.
-MODELS = {"q8": ("tiny-llama.q8", "fp32"), "w8a8-attn8": ("tiny-llama.w8a8", "int8")}
+# Golden, model file, KV cache.
+MODELS = {
+    "q8": ("tiny-llama.q8", "tiny-llama.q8", "fp32"),
+    "qwen3": ("tiny-qwen3.q8", "tiny-qwen3.q8", "fp32"),
+    "w8a8-attn8": ("tiny-llama.w8a8-attn8", "tiny-llama.w8a8", "int8"),
+}
 RESULT, CODE, SCALE, SCORE, PROB, WEIGHT, ATTENTION_CODE, ATTENTION_SCALE = range(8)  # hw/sim/chip_trace.sv
 SUMS = 256  # and the number of the scaler
 
@@ -118,7 +122,7 @@ def trace(image: Image, found: Run, ids: list[int], array: Array) -> dict[str, n
         for name, parts in heads.items():
             by_head = name.endswith(("scores", "probs", "weights", "weights.q", "weights.s", "rope.s", "rope.q"))
             row = np.stack(parts) if by_head else np.concatenate(parts)
-            rows[name].append(row.reshape(-1, c.head_dim) if name.endswith("_rope") else row)
+            rows[name].append(row.reshape(-1, c.head_dim) if name.endswith(("_rope", "q_norm", "k_norm")) else row)
     return {"tokens": np.array(ids, np.int32)} | {name: np.stack(parts) for name, parts in rows.items()}
 
 
@@ -158,24 +162,26 @@ def layer_table(image: Image, found: Run, array: Array, layer: int, latency: int
 
 def tell(name: str, args: argparse.Namespace) -> tuple[bool, dict]:
     """Runs a model; whether ids and trace are the golden's, and what docs/chip.json has of it."""
-    golden, kv = MODELS[name]
+    golden, stem, kv = MODELS[name]
     rows, cols = map(int, args.array.split("x"))
     array = Array(rows, cols)
     program = ROOT / args.hw / f"chip-{args.array}" / "chip_run"
-    file = ROOT / "build" / "models" / f"{golden}.bin"
+    file = ROOT / "build" / "models" / f"{stem}.bin"
     image = build(read_file(file), rows, cols, kv)
-    vectors = ROOT / "golden" / "data" / f"tiny-llama.{name}"
+    vectors = ROOT / "golden" / "data" / golden
     goldens = json.loads(vectors.with_name(vectors.name + ".json").read_text())
     generation = goldens["generations"][0]
-    story = run(program, image, generation["prompt_ids"], args.ids, args)
-    same = story.ids == generation["new_ids"][: args.ids]
+    clear = next((i for i, lead in enumerate(generation["leads"]) if lead < 2e-3), len(generation["leads"]))
+    n = min(args.ids, clear)  # behind these, two logits are so close that the contract lets either win
+    story = run(program, image, generation["prompt_ids"], n, args)
+    same = story.ids == generation["new_ids"][:n]
     are = "are" if same else "are NOT"
-    print(f"{name}, {args.array}: {args.ids} ids {are} the golden's: {','.join(map(str, story.ids))}")
+    print(f"{name}, {args.array}: {n} ids {are} the golden's: {','.join(map(str, story.ids))}")
 
     made = run(program, image, goldens["trace_ids"], 0, args)
     path = ROOT / args.hw / f"chip-{args.array}" / f"{name}.trace.safetensors"
     write_trace(path, trace(image, made, goldens["trace_ids"], array))
-    model = file if name != "q8" else ROOT / "models" / "tiny-llama"
+    model = file if kv == "int8" else ROOT / "models" / stem.removesuffix(".q8")
     golden_trace = vectors.with_name(vectors.name + ".trace.safetensors")
     int8 = ["--attn", "int8"] if kv == "int8" else []
     diff = subprocess.run(
@@ -210,7 +216,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hw.chip_story", description=__doc__.splitlines()[0])
     parser.add_argument("--hw", default="build/hw", help="where the chip was built: HW of make's command line")
     parser.add_argument("--array", default="16x16", help="rows x columns of cells, of a chip that was built")
-    parser.add_argument("--ids", type=int, default=24, help="new ids of each story")
+    parser.add_argument(
+        "--ids", type=int, default=24, help="new ids of each story; fewer, where two logits are almost equal"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--latency", type=int, default=20, help="clocks until memory answers")
     parser.add_argument("--faults", action="store_true", help="first errors of memory, resets, and what is refused")

@@ -392,7 +392,7 @@ $(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) build/packages-hw
 	$(CHIP_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -CFLAGS -DCHIP_COLS=$(call array_cols,$*) \
 	    --Mdir $(@D) $(RTL_SOURCES) $(abspath $(CHIP_SOURCES))
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vchip_axi.mk CXX='$(CXX)' OPT_FAST=$(RTL_OPT) OPT_SLOW=-O1 > $(@D)/log
-CHIP_MODELS := build/models/tiny-llama.q8.bin build/models/tiny-llama.w8a8.bin
+CHIP_MODELS := $(foreach model,tiny-llama.q8 tiny-qwen3.q8 tiny-llama.w8a8,build/models/$(model).bin)
 .PHONY: chip-story chip-quick chip-mutants chip-count
 chip-story: $(HW)/chip-$(ARRAY)/chip_run $(CHIP_MODELS) $(VENV_READY)
 	@$(PY) -m hw.chip_story --hw $(HW) --array $(ARRAY) $(STORY)
