@@ -1,8 +1,9 @@
 // RMSNorm of a row (Zhang & Sennrich 2019, arXiv 1910.07467): y[i] = w[i] x[i] / sqrt(mean(x^2) + eps).
 //
 // The contract (docs/numerics.md) is what fp64 gives, rounded once to fp32. Here the sum has 48 + GUARD bits beside those
-// that it needs for MAX_N terms, the root 60, the product before the rounding is exact: 2^-57 of the result at most is lost.
-// So a result differs from that of fp64 only where the latter's own error crosses the middle of two fp32 numbers.
+// that it needs for MAX_N terms, the root has 60, and its product with w x is exact up to the one rounding: what is lost
+// before that is at most 2^-57 of the result. The roundings of fp64 are about 2^-51 together, so that a result is another than
+// that of fp64 only where the latter is within 2^-50 of the middle of two fp32 numbers.
 //
 //   1  x comes in: to a memory; the largest exponent is kept
 //   2  sum = n eps + x[0]^2 + x[1]^2 + ..., all aligned to the largest exponent
@@ -18,7 +19,7 @@
 // next row comes in when the last result is out. Reset drops the row.
 
 module rms_norm #(
-    parameter int MAX_N = 2048,  // numbers of the longest row; a power of 2, 2 to 65536
+    parameter int MAX_N = 2048,  // numbers of the longest row; a power of 2, 2 to 8192
     localparam int COUNT_W = $clog2(MAX_N) + 1
 ) (
     input  logic               clk_i,

@@ -111,7 +111,7 @@ class System {
     }
     // Runs a token, for up to so many clocks; what STATUS says then. The registers are those of
     // hw/rtl/chip_registers.sv.
-    uint32_t run(uint32_t program, uint32_t id, uint32_t position, uint64_t limit = 10'000'000) {
+    uint32_t run(uint32_t program, uint32_t id, uint32_t position, uint64_t limit = 3'000'000) {
         require(access(false, 0x00) == 0x63686970, "ID is not the chip's");
         access(true, 0x14, program), access(true, 0x0c, id), access(true, 0x10, position),
             access(true, 0x04, 1);

@@ -26,9 +26,9 @@ struct Row {
 static Row by_loops(float eps, std::vector<uint32_t> x, std::vector<uint32_t> w) {
     Row row{eps, std::move(x), std::move(w), {}, {}, false};
     const size_t n = row.x.size();
-    double sum = 0;
+    long double sum = 0;  // runq and numpy add in other orders, and differ in the last bits of fp64
     for (uint32_t u : row.x) sum += double(float_of(u)) * float_of(u);
-    const double inv = 1.0 / std::sqrt(sum / double(n) + eps);
+    const double inv = 1.0 / std::sqrt(double(sum) / double(n) + eps);
     for (size_t i = 0; i < n; i++) {
         row.y64.push_back(float_of(row.w[i]) * (float_of(row.x[i]) * inv));
         row.y.push_back(bits_of(float(row.y64.back())));
