@@ -1555,6 +1555,9 @@ struct GemmShape {
     static constexpr int inputs = k_groups * gemm_inputs;  // of a stage
     static constexpr int blocks_per_sm = 2;                // registers and shared memory suffice for
     static constexpr int values = tile_tokens * columns;
+    // Microseconds of an H200: a stage, and a part of a tile that several blocks add up.
+    static constexpr float stage_us = tile_tokens == 16 ? 2.0f : tile_tokens == 32 ? 2.5f : 1.8f;
+    static constexpr float part_us = tile_tokens > 32 ? 0.9f : 0.4f;
 };
 
 // What a k group multiplies in a stage, in pieces of 16 bytes. Pieces that a warp reads at once have to lie
@@ -1787,44 +1790,56 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     }
 }
 
-// By n_blocks blocks, or by fewer if there is no work or no memory for so many.
+// How a product is divided: among most_blocks blocks, or fewer if there is no work or no memory for so many.
+template <int tile_tokens>
+struct GemmPlan {
+    using Shape = GemmShape<tile_tokens>;
+    int token_tiles, tile_stages, n_tiles, n_stages, n_blocks;
+
+    GemmPlan(const AwqProducts& products, int n_tokens, int most_blocks)
+        : token_tiles((n_tokens + tile_tokens - 1) / tile_tokens),
+          tile_stages((products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs),
+          n_tiles(count_tiles(products, Shape::columns) * token_tiles),
+          n_stages(n_tiles * tile_stages),
+          n_blocks(std::min({most_blocks, n_stages, int(max_partials / (2 * Shape::values))})) {
+        n_blocks = (n_stages + share() - 1) / share();  // more would not make the longest share shorter
+        if (n_tiles > max_tiles) n_blocks = n_tiles;    // none is cut
+    }
+    int share() const { return (n_stages + n_blocks - 1) / n_blocks; }
+    float us() const {
+        const int parts = share() % tile_stages == 0 ? 0 : tile_stages / share() + 1;
+        return float(share()) * Shape::stage_us + float(parts) * Shape::part_us;
+    }
+};
+
+// By most_blocks blocks; the default is as many as run at once.
 template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
-              int n_blocks) {
-    using Shape = GemmShape<tile_tokens>;
-    const int token_tiles = (n_tokens + tile_tokens - 1) / tile_tokens;
-    const int tile_stages = (products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs;
-    const int n_tiles = count_tiles(products, Shape::columns) * token_tiles;
-    const int n_stages = n_tiles * tile_stages;
-    n_blocks = std::min({n_blocks, n_stages, int(max_partials / (2 * Shape::values))});
-    const int share = (n_stages + n_blocks - 1) / n_blocks;
-    n_blocks = (n_stages + share - 1) / share;    // more would not make the longest share shorter
-    if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
-    const GemmShares shares{token_tiles, tile_stages, n_stages / n_blocks, n_stages % n_blocks,
-                            UINT32_MAX / products.items[0].w.group_size + 1};
+              int most_blocks = GemmShape<tile_tokens>::blocks_per_sm * device().n_sms) {
+    const GemmPlan<tile_tokens> plan(products, n_tokens, most_blocks);
+    const GemmShares shares{plan.token_tiles, plan.tile_stages, plan.n_stages / plan.n_blocks,
+                            plan.n_stages % plan.n_blocks, UINT32_MAX / products.items[0].w.group_size + 1};
     launch<awq_gemm<tile_tokens>>(
-        {.grid = n_blocks,
-         .block = Shape::threads,
-         .shared_bytes = gemm_stages * Shape::k_groups * sizeof(GemmPart<tile_tokens>),
+        {.grid = plan.n_blocks,
+         .block = GemmShape<tile_tokens>::threads,
+         .shared_bytes = gemm_stages * GemmShape<tile_tokens>::k_groups * sizeof(GemmPart<tile_tokens>),
          .stream = device().stream,
          .is_early = true},
         x, n_tokens, shares, products, scratch);
 }
 
-// By as many blocks as run at once.
-template <int tile_tokens>
-void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    run_gemm<tile_tokens>(scratch, x, n_tokens, products,
-                          GemmShape<tile_tokens>::blocks_per_sm * device().n_sms);
-}
-
-// By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
-// not full multiplies by zeros.
+// By the kernel that suits the product. Tokens of a tile share a weight that is read, but a tile that is not
+// full multiplies by zeros, and if tiles are few and large, adding up their parts takes long.
 void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    n_tokens == 1    ? run_gemv(scratch, x, products)
-    : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
-    : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
-                     : run_gemm<64>(scratch, x, n_tokens, products);
+    if (n_tokens == 1) return run_gemv(scratch, x, products);
+    const int n_blocks = 2 * device().n_sms;
+    const float us[] = {GemmPlan<16>(products, n_tokens, n_blocks).us(),
+                        GemmPlan<32>(products, n_tokens, n_blocks).us(),
+                        GemmPlan<64>(products, n_tokens, n_blocks).us()};
+    const float best = *std::min_element(us, us + 3);
+    us[0] == best   ? run_gemm<16>(scratch, x, n_tokens, products)
+    : us[1] == best ? run_gemm<32>(scratch, x, n_tokens, products)
+                    : run_gemm<64>(scratch, x, n_tokens, products);
 }
 
 // ----------------------------------------------------------------------------

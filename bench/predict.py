@@ -77,6 +77,7 @@ MMA_FLOP = 2 * 16 * 8 * 16  # of an mma.m16n8k16
 # Of the program; tests/test_predict.py holds these to the sources.
 MAX_CHUNK, MAX_SPLITS, MAX_PARTIALS, DEQUANTIZE_FROM = 512, 32, 1 << 23, 256
 GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 8, 16, 4, 64, 3
+GEMM_US = {16: (2.0, 0.4), 32: (2.5, 0.4), 64: (1.8, 0.9)}  # GemmShape's stage_us and part_us
 ATTENTION_WARPS, ATTENTION_KEYS, TOKEN_WARPS, TOKEN_KEYS, TOKEN_STEPS = 8, 64, 8, 16, 4
 ARG_MAX_THREADS, ARG_MAX_BLOCKS = 256, 256
 
@@ -236,20 +237,25 @@ def gemm_shape(size: int) -> tuple[int, int, int]:
 
 
 def gemm(card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int) -> Launch:
-    """awq_gemm with run_fused() and run_gemm(). A main loop is a stage; the ring has two stages in flight."""
-    size = next((n for n in (16, 32) if n_tokens <= n), 64)
+    """awq_gemm of the tile that run_fused() chooses."""
+    return min((gemm_of(size, card, counts, n_in, outs, n_tokens) for size in GEMM_US), key=lambda of: of[0])[1]
+
+
+def gemm_of(size: int, card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int) -> tuple[float, Launch]:
+    """GemmPlan::us(), and the launch. A main loop is a stage; the ring has two stages in flight."""
     (columns, k_groups, warps), rows, row = gemm_shape(size), math.ceil(n_tokens / size), counts[f"awq_gemm<{size}>"]
     n_tiles, tile_stages = rows * sum(math.ceil(n / columns) for n in outs), math.ceil(n_in / GEMM_INPUTS / k_groups)
     n_stages = n_tiles * tile_stages
     most = min(2 * card.n_sms, n_stages, MAX_PARTIALS // (2 * size * columns))
     stages = math.ceil(n_stages / most)  # of a block, the longest
     blocks, weights = math.ceil(n_stages / stages), weight_bytes(n_in, sum(outs))
-    l2, finish = rows * weights + n_tiles * n_in * size * 2, 0.0
+    l2, finish, us = rows * weights + n_tiles * n_in * size * 2, 0.0, stages * GEMM_US[size][0]
     if stages % tile_stages:  # tiles are cut; a thread adds parts of two tokens, of up to eight blocks, at a time
+        us += (tile_stages // stages + 1) * GEMM_US[size][1]
         l2 += 8 * (blocks + n_tiles) * size * columns
         parts = math.ceil(tile_stages / stages) + 1
         finish = 2 + math.ceil(size * columns / (4 * 32 * warps) / 2) * math.ceil(parts / 8)
-    return Launch(
+    return us, Launch(
         f"awq_gemm<{size}>", blocks, warps, weights, l2, row["straight"] + stages * row["main"]["instructions"],
         stages * row["main"]["mma"], 1 + stages / (GEMM_STAGES - 1), alone=finish,
         dynamic_shared=GEMM_STAGES * k_groups * (2 * GEMM_INPUTS * size + GEMM_INPUTS * columns // 2),
