@@ -46,7 +46,8 @@ def test_a_matrix_is_the_stream_of_the_array():
 
 
 @pytest.mark.parametrize(
-    ("name", "kv"), [("tiny-llama.q8", "fp32"), ("tiny-llama.q8", "q8"), ("tiny-llama.w8a8", "int8")]
+    ("name", "kv"),
+    [("tiny-llama.q8", "fp32"), ("tiny-llama.q8", "q8"), ("tiny-qwen3.q8", "fp32"), ("tiny-llama.w8a8", "int8")],
 )
 def test_a_program_stays_within_its_memories(name, kv):
     model = read_file(MODELS / f"{name}.bin")
@@ -63,8 +64,8 @@ def test_a_program_stays_within_its_memories(name, kv):
 
 
 def test_what_the_chip_does_not_run_is_refused():
-    with pytest.raises(ValueError, match="expected a Llama without static scales"):
-        build(read_file(MODELS / "tiny-qwen3.q8.bin"), 16, 16)
+    with pytest.raises(ValueError, match="expected dynamic scales"):
+        build(read_file(MODELS / "tiny-llama.w8a8-static.bin"), 16, 16)
     with pytest.raises(ValueError, match="no multiple of 48 rows"):
         build(read_file(MODELS / "tiny-llama.q8.bin"), 48, 16)
 
