@@ -70,17 +70,14 @@ export function promptField(id) {
     return { field, input };
 }
 
-// Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.
-// fold(): folds them, if the page is narrow, and says it anew.
-const narrow = matchMedia("(max-width: 1100px)");
+// Controls that fold to one line, so that what they are about stands on the first screen. told(): what that line says
+// of what is chosen. fold(): folds them, and says it anew.
 export function folding(told, ...controls) {
     const said = h("span", {}, told());
     const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
-    const box = h("details", { class: "fold", open: !narrow.matches }, line, controls);
-    narrow.addEventListener("change", () => (box.open = !narrow.matches));
+    const box = h("details", { class: "fold" }, line, controls);
     box.fold = () => {
         said.textContent = told();
-        if (!narrow.matches) return;
         const isInside = box.contains(document.activeElement);
         box.open = false;
         if (isInside) line.focus();

@@ -12,14 +12,15 @@ import { title, visible, state as walk } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
-// Schemes of one and the same model: only these can be laid side by side. And as the second one Q8 in which one matrix has
+// Schemes of one and the same model, with its numbers in the same places: only these can be laid side by side. And as the second one Q8 in which one matrix has
 // fewer bits.
 const BITS = {
     title: "Fewer bits",
     brief: "Q8, but for one matrix",
     text: "Q8 in which one matrix has codes of fewer bits. The program is the same: it reads another file.",
 };
-const names = Object.keys(data.models).filter((name) => data.models[name].model === data.models.q8.model);
+const isAlike = ({ model, tensors }) => model === data.models.q8.model && !("rotation" in tensors);
+const names = Object.keys(data.models).filter((name) => isAlike(data.models[name]));
 const chosen = { a: "q8", b: "gptq", matrix: "layers.1.ffn.down_proj", bits: 3 };
 const usual = { ...chosen };
 const isMatrix = (name) => name.startsWith("layers.") && name.endsWith(".codes");
@@ -62,13 +63,7 @@ export function startCompare() {
         h("div", { class: "field" }, h("label", { for: "compare-matrix" }, "Its matrix"), matrix),
         h("label", { class: "scrubber", for: "compare-bits" }, h("span", {}, "Bits of a weight: ", said), bits),
     );
-    const form = h(
-        "form",
-        { class: "controls" },
-        field,
-        button,
-        h("div", { class: "side whole" }, first, h("div", {}, second, fewer)),
-    );
+    const form = h("form", { class: "controls" }, field, button, h("div", { class: "side whole" }, first, second));
     const titleOfSecond = () =>
         chosen.b === "bits" ? `${chosen.bits} bits of one matrix` : data.models[chosen.b].title;
     const told = () => `“${walk.prompt}” · ${data.models[chosen.a].title} beside ${titleOfSecond()}`;
@@ -77,7 +72,7 @@ export function startCompare() {
         { class: "intro" },
         "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
     );
-    const folded = folding(told, intro, form);
+    const folded = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
@@ -128,6 +123,8 @@ export function startCompare() {
         h("h2", { id: "compare-title", class: "quiet" }, "Compare two schemes"),
         folded,
         status,
+        intro,
+        fewer,
         h("div", { id: "compare-view" }),
     );
     hasPlaces("compare", () => {

@@ -38,14 +38,15 @@ export function norm(row) {
     return Math.sqrt(row.reduce((sum, x) => sum + x * x, 0));
 }
 
-const isStream = (name) => name === "embed" || name.endsWith("residual");
+const isStream = (name) => /^(embed|rotate|rotate_back)$|residual$/.test(name);
 const isShared = (step) => step === "attn.scores" || step === "attn.probs"; // a part of their rows is in use
 
 // All steps in order, in parts: in front of the layers (-1), each layer, behind them (n_layers).
 function partsOf({ steps, model }) {
     const parts = [];
+    const firstInLayer = steps.findIndex((name) => layerOf(name) === 0);
     steps.forEach((name, at) => {
-        const layer = layerOf(name) >= 0 ? layerOf(name) : at < 2 ? -1 : model.n_layers;
+        const layer = layerOf(name) >= 0 ? layerOf(name) : at < firstInLayer ? -1 : model.n_layers;
         if (parts.at(-1)?.layer !== layer) parts.push({ layer, steps: [] });
         parts.at(-1).steps.push({ name, at });
     });

@@ -36,6 +36,9 @@ export function picture(name) {
             h("h4", {}, "Comes out: choose a number to see its products"),
             rowMap(name, true),
         );
+    } else if (step.startsWith("rotate")) {
+        const [input] = inputsOf(name, context);
+        parts.push(h("h4", {}, "Before"), rowMap(input, false), h("h4", {}, "After"), rowMap(name, true));
     } else parts.push(rowMap(name, true));
     if (step === "logits") parts.unshift(nextToken(context.trace.logits.row(token)));
     parts.push(allTokens(name));

@@ -41,7 +41,6 @@ export function startWalk() {
         h("div", { class: "field" }, h("label", { for: "amount" }, "New tokens"), amount),
         button,
         choice,
-        shortcuts(),
     );
     const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
     const controls = folding(told, form);
@@ -64,6 +63,7 @@ export function startWalk() {
         h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
         controls,
         status,
+        shortcuts(),
         h("div", { id: "run-view" }),
     );
     document.addEventListener("keydown", (event) => {
@@ -368,6 +368,8 @@ function pathKeys(event) {
     go(to);
 }
 
+const BEHIND = ["rotate_back", "norm", "norm.q", "logits"]; // the last layer
+
 // The way through the model: what is in front of the layers, the chosen layer, what is behind.
 function showPath() {
     const { context, at, token } = state;
@@ -378,7 +380,7 @@ function showPath() {
         0,
         layerOf(context.steps[at]) >= 0
             ? layerOf(context.steps[at])
-            : shortName(context.steps[at]).startsWith("norm") || context.steps[at] === "logits"
+            : BEHIND.includes(context.steps[at])
               ? context.model.n_layers - 1
               : 0,
     );
@@ -422,7 +424,7 @@ function showPath() {
         h(
             "ol",
             {},
-            of((name) => ["tokens", "embed"].includes(name)),
+            of((name) => layerOf(name) < 0 && !BEHIND.includes(name)),
         ),
         h(
             "label",
@@ -446,7 +448,7 @@ function showPath() {
         h(
             "ol",
             {},
-            of((name) => ["norm", "norm.q", "logits"].includes(name)),
+            of((name) => BEHIND.includes(name)),
         ),
     );
     const marked = nav.querySelector("[aria-current]");
