@@ -2,7 +2,7 @@
 
 import { byId, h, heatMap } from "./dom.js";
 import { full } from "./numbers.js";
-import { statusLine, words, working } from "./choose.js";
+import { partedAfter, statusLine, words, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { compare, firstBad } from "./diff.js";
 import { data, ProgramError, traceRun } from "./runner.js";
@@ -217,7 +217,7 @@ function texts(a, c) {
             {},
             same === x.length
                 ? `The same ${same} tokens: reading the text alone, nobody would notice.`
-                : `After ${same} equal token${same === 1 ? "" : "s"} they part.`,
+                : partedAfter(same),
         ),
         h("div", { class: "side" }, text("Right", x), text("Broken", y)),
     ];

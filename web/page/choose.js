@@ -71,13 +71,14 @@ export function promptField(id) {
 }
 
 // Controls that fold to one line, so that what they are about stands on the first screen. told(): what that line says
-// of what is chosen. fold(): folds them, and says it anew.
+// of what is chosen. say(): says it anew; fold(): folds them as well.
 export function folding(told, ...controls) {
     const said = h("span", {}, told());
     const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
     const box = h("details", { class: "fold" }, line, controls);
+    box.say = () => (said.textContent = told());
     box.fold = () => {
-        said.textContent = told();
+        box.say();
         const isInside = box.contains(document.activeElement);
         box.open = false;
         if (isInside) line.focus();
@@ -139,5 +140,9 @@ export async function working(button, status, text, work) {
         button.disabled = false;
     }
 }
+
+// Where two texts part that have so many tokens in common.
+export const partedAfter = (same) =>
+    same === 0 ? "They part at the first token." : `After ${same} equal token${same === 1 ? "" : "s"} they part.`;
 
 export const words = (ids, vocabulary) => textOfTokens(ids.map((id) => vocabulary[id] ?? ""));

@@ -1,7 +1,7 @@
 // The second view: the same text in two schemes, step beside step.
 
 import { byId, h, heatMap, lineChart } from "./dom.js";
-import { folding, modelChoice, promptField, statusLine, words, working } from "./choose.js";
+import { folding, modelChoice, partedAfter, promptField, statusLine, words, working } from "./choose.js";
 import { contextOfRun, sampler } from "./context.js";
 import { relativeError } from "./diff.js";
 import { inputsOf } from "./inputs.js";
@@ -116,6 +116,7 @@ export function startCompare() {
             fewer.hidden = chosen.b !== "bits";
             matrix.value = chosen.matrix;
             bits.value = said.textContent = String(chosen.bits);
+            folded.say();
         },
     };
     controls.fill();
@@ -236,10 +237,7 @@ function stories(a, own) {
                 h("span", { class: "parted" }, words(ids.slice(same), context.vocabulary)),
             ),
         );
-    const said =
-        same === x.length && x.length === y.length
-            ? `Both write the same ${same} tokens.`
-            : `After ${same} equal token${same === 1 ? "" : "s"} they part.`;
+    const said = same === x.length && x.length === y.length ? `Both write the same ${same} tokens.` : partedAfter(same);
     return [h("p", {}, said), h("div", { class: "side" }, story(a, x), story(own, y))];
 }
 

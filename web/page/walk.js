@@ -1,6 +1,6 @@
 // The first view: one run, step by step.
 
-import { byId, guided, h } from "./dom.js";
+import { afterwards, byId, guided, h } from "./dom.js";
 import { folding, modelChoice, promptField, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
@@ -18,6 +18,7 @@ export const current = () => state;
 const AMOUNTS = [1, 8, 16, 32, 64];
 const AMOUNT = 16;
 let choice = null; // of a model
+let controls = null;
 let run = null; // runs what the form says, then shows a place of it
 
 export function startWalk() {
@@ -43,7 +44,7 @@ export function startWalk() {
         choice,
     );
     const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
-    const controls = folding(told, form);
+    controls = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
@@ -116,6 +117,7 @@ export async function visitWalk(of) {
     choice.choose(state.model);
     state.prompt = byId("prompt").value = wanted.prompt;
     byId("amount").value = String(wanted.amount);
+    controls.say();
     const isThere = state.context && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
     if (isThere) look(state.context, of, wrong);
     else await run(of, wrong);
@@ -252,9 +254,11 @@ export function goToken(t) {
     state.cell = -1;
     byId("token-range").value = String(t);
     markToken();
-    showPath();
     showStage();
     keep(false);
+    afterwards(() => {
+        for (const map of maps) map.redraw({ token: t });
+    });
 }
 
 // Tokens as chips, and the scrubber below.
@@ -344,7 +348,11 @@ function markToken() {
         const isIt = Number(chip.dataset.token) === token;
         chip.setAttribute("aria-pressed", String(isIt));
         chip.tabIndex = isIt ? 0 : -1;
-        if (isIt) chip.parentElement.scrollTo({ left: chip.offsetLeft - chip.parentElement.clientWidth / 2 });
+        if (isIt)
+            requestAnimationFrame(() => {
+                const box = chip.parentElement;
+                box.scrollTo({ left: chip.offsetLeft - box.clientWidth / 2 });
+            });
     }
     byId("token-said").textContent = `Token ${token} (of 0 to ${context.tokens.length - 1}): “${context.said(token)}”`;
 }
@@ -370,23 +378,46 @@ function pathKeys(event) {
 
 const BEHIND = ["rotate_back", "norm", "norm.q", "logits"]; // the last layer
 
-// The way through the model: what is in front of the layers, the chosen layer, what is behind.
+// The way through the model: what is in front of the layers, the chosen layer, what is behind. A step of the same layer
+// moves the mark alone.
 function showPath() {
     const { context, at, token } = state;
+    const name = context.steps[at];
     for (const map of maps) map.redraw({ at, token });
     const nav = byId("path");
     const focused = nav.contains(document.activeElement) ? document.activeElement.id : "";
-    const layer = Math.max(
-        0,
-        layerOf(context.steps[at]) >= 0
-            ? layerOf(context.steps[at])
-            : BEHIND.includes(context.steps[at])
-              ? context.model.n_layers - 1
-              : 0,
+    const isBehind = BEHIND.includes(name);
+    const layer = Math.max(0, isBehind ? context.model.n_layers - 1 : layerOf(name));
+    if (nav.dataset.layer !== String(layer)) {
+        nav.dataset.layer = String(layer);
+        nav.replaceChildren(...pathOf(layer));
+    }
+    for (const button of nav.querySelectorAll("[aria-current]")) {
+        button.removeAttribute("aria-current");
+        button.tabIndex = -1; // one stop for the list; arrow keys go on from there
+    }
+    const marked = byId(`go-${at}`);
+    marked.setAttribute("aria-current", "step");
+    marked.tabIndex = 0;
+    if (focused.startsWith("go-")) marked.focus({ preventScroll: true });
+    else if (focused) byId(focused)?.focus();
+    requestAnimationFrame(() => {
+        const side = nav.scrollWidth > nav.clientWidth;
+        if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
+        else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
+    });
+    byId("step-said").replaceChildren(
+        `Step ${at + 1} of ${context.steps.length}`,
+        h("span", { class: "quiet" }, `: ${title(name)}, ${name}`),
     );
-    const item = (name) => {
-        const i = context.steps.indexOf(name);
-        return h(
+    byId("back").disabled = at === 0;
+    byId("step").disabled = at === context.steps.length - 1;
+}
+
+function pathOf(layer) {
+    const { context } = state;
+    const item = (name, i) =>
+        h(
             "li",
             {},
             h(
@@ -394,8 +425,7 @@ function showPath() {
                 {
                     type: "button",
                     id: `go-${i}`,
-                    tabindex: i === at ? "0" : "-1", // one stop for the list; arrow keys go on from there
-                    "aria-current": i === at ? "step" : null,
+                    tabindex: "-1",
                     class: name.endsWith(".q") ? "quantize" : isProduct(name, context) ? "product" : "",
                     onclick: () => go(i),
                 },
@@ -403,8 +433,12 @@ function showPath() {
                 h("small", {}, shortName(name)),
             ),
         );
-    };
-    const of = (test) => context.steps.filter(test).map(item);
+    const list = (test) =>
+        h(
+            "ol",
+            {},
+            context.steps.map((name, i) => (test(name) ? item(name, i) : null)),
+        );
     const scrub = h("input", {
         type: "range",
         id: "layer-range",
@@ -420,12 +454,8 @@ function showPath() {
             byId("layer-range").focus();
         },
     });
-    nav.replaceChildren(
-        h(
-            "ol",
-            {},
-            of((name) => layerOf(name) < 0 && !BEHIND.includes(name)),
-        ),
+    return [
+        list((name) => layerOf(name) < 0 && !BEHIND.includes(name)),
         h(
             "label",
             { class: "scrubber layer" },
@@ -433,38 +463,12 @@ function showPath() {
             scrub,
         ),
         h("p", { class: "part" }, "Attention"),
-        h(
-            "ol",
-            {},
-            of((name) => name.startsWith(`layers.${layer}.attn.`)),
-        ),
+        list((name) => name.startsWith(`layers.${layer}.attn.`)),
         h("p", { class: "part" }, "Feed-forward"),
-        h(
-            "ol",
-            {},
-            of((name) => layerOf(name) === layer && !name.startsWith(`layers.${layer}.attn.`)),
-        ),
+        list((name) => layerOf(name) === layer && !name.startsWith(`layers.${layer}.attn.`)),
         h("p", { class: "part" }, "Behind the last layer"),
-        h(
-            "ol",
-            {},
-            of((name) => BEHIND.includes(name)),
-        ),
-    );
-    const marked = nav.querySelector("[aria-current]");
-    if (focused.startsWith("go-")) marked?.focus({ preventScroll: true });
-    else if (focused) byId(focused)?.focus();
-    if (marked) {
-        const side = nav.scrollWidth > nav.clientWidth;
-        if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
-        else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
-    }
-    byId("step-said").replaceChildren(
-        `Step ${at + 1} of ${context.steps.length}`,
-        h("span", { class: "quiet" }, `: ${title(context.steps[at])}, ${context.steps[at]}`),
-    );
-    byId("back").disabled = at === 0;
-    byId("step").disabled = at === context.steps.length - 1;
+        list((name) => BEHIND.includes(name)),
+    ];
 }
 
 // ----------------------------------------------------------------------------
