@@ -96,16 +96,17 @@ export const colour = (t) => shade(t).colour;
 // Black or white, whichever stands out more from a colour: 4.58 to 1 at least (WCAG 1.4.3, relative luminance).
 export const inkOn = (t) => shade(t).ink;
 
-// A picture of `values`, a pixel each.
+// A picture of `values`, a pixel each: a canvas, until the next one is made.
+const sketch = h("canvas").getContext("2d", { willReadFrequently: true });
 function pixels(values, columns, most, isHidden) {
     const image = new ImageData(columns, Math.ceil(values.length / columns));
     const data = new Uint32Array(image.data.buffer);
     values.forEach((x, i) => {
         if (!isHidden?.(i)) data[i] = Number.isFinite(x) ? shade(most ? x / most : 0).pixel : NO_NUMBER;
     });
-    const canvas = h("canvas", { width: image.width, height: image.height });
-    canvas.getContext("2d").putImageData(image, 0, 0);
-    return canvas;
+    Object.assign(sketch.canvas, { width: image.width, height: image.height });
+    sketch.putImageData(image, 0, 0);
+    return sketch.canvas;
 }
 
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.

@@ -152,13 +152,13 @@ function attentionPicture(name) {
         keep(false);
         text.replaceChildren(
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
-            ...Array.from({ length: token + 1 }, (_, u) => {
+            ...Array.from({ length: token + 1 }).flatMap((_, u) => {
                 const share = shares.row(token)[head * n + u];
                 const text = context.partOf(u) ? `${context.textOf(u)}(${context.partOf(u)})` : context.textOf(u);
                 const mark = h("mark", { title: `${short(100 * share)} %` }, visible(text));
                 mark.style.background = colour(share);
                 mark.style.color = inkOn(share);
-                return mark;
+                return [mark, h("wbr")];
             }),
         );
         for (const button of pick.querySelectorAll("button"))

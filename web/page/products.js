@@ -193,7 +193,7 @@ function adder(x, w, g) {
                 class: "tile",
                 title: `value ${g.begin + k}: ${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])} = ${whole(p)}`,
             },
-            h("span", { class: "pair" }, `${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])}`),
+            `${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])}`,
             h("b", {}, whole(p)),
         );
         tile.style.background = colour(p / most);
