@@ -1,6 +1,6 @@
 // The second view: the same text in two schemes, step beside step.
 
-import { byId, h, heatMap, lineChart } from "./dom.js";
+import { afterwards, byId, h, heatMap, lineChart } from "./dom.js";
 import { folding, modelChoice, partedAfter, promptField, statusLine, words, working } from "./choose.js";
 import { contextOfRun, sampler } from "./context.js";
 import { relativeError } from "./diff.js";
@@ -27,7 +27,7 @@ const isMatrix = (name) => name.startsWith("layers.") && name.endsWith(".codes")
 const matrices = Object.keys(data.models[data.bits.model].tensors)
     .filter(isMatrix)
     .map((name) => name.replace(".codes", ""));
-let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured}
+let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured, grown, stream, average}
 let controls = null;
 
 export function startCompare() {
@@ -91,7 +91,8 @@ export function startCompare() {
             const steps = a.steps.filter(
                 (name) => name in b.trace && name !== "tokens" && a.trace[name].size === b.trace[name].size,
             );
-            const before = of?.size ? nameIn(of, "step", steps, "layers.0.attn.q_proj", wrong) : state?.steps[state.at];
+            const usualStep = ran.b === "bits" ? ran.matrix : "layers.0.attn.q_proj";
+            const before = of?.size ? nameIn(of, "step", steps, usualStep, wrong) : state?.steps[state.at];
             const token = Math.max(0, a.nPrompt - 1);
             state = {
                 a,
@@ -99,7 +100,7 @@ export function startCompare() {
                 own,
                 steps,
                 ran,
-                at: Math.max(0, steps.indexOf(before ?? "layers.0.attn.q_proj")),
+                at: Math.max(0, steps.indexOf(before ?? usualStep)),
                 token: of ? numberIn(of, "token", 0, a.tokens.length - 1, token, wrong) : token,
             };
             show();
@@ -182,7 +183,7 @@ function show() {
         },
     });
     const { map, view } = differences();
-    Object.assign(state, { map, measured: null });
+    Object.assign(state, { map, measured: null, grown: null, stream: null, average: null });
     byId("compare-view").replaceChildren(
         h("section", { class: "card" }, h("h3", {}, "Where the words part"), stories(a, own)),
         h(
@@ -320,13 +321,14 @@ function next() {
     const rows = [a, b].map((context) => context.trace.logits.row(token));
     const [x, y] = rows.map((row) => new Map(sampler(row, 1, 1).all.map(({ id, p }) => [id, p])));
     const shown = new Set([...[...x.keys()].slice(0, 5), ...[...y.keys()].slice(0, 5)]);
-    const all = Array.from(a.tokens, (_, t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t)));
+    const at = (t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t));
+    state.average ??= a.tokens.reduce((sum, _, t) => sum + at(t), 0) / a.tokens.length;
     const cell = (p) => h("td", { class: "number" }, `${(100 * p).toFixed(2)} %`);
     byId("compare-next").replaceChildren(
         h(
             "p",
             { id: "compare-divergence" },
-            `Kullback-Leibler divergence of the second from the first: ${short(divergence(...rows))} bits behind this token, ${short(all.reduce((sum, v) => sum + v, 0) / all.length)} on average over all. 0 says that both find every next word equally likely.`,
+            `Kullback-Leibler divergence of the second from the first: ${short(at(token))} bits behind this token, ${short(state.average)} on average over all. 0 says that both find every next word equally likely.`,
         ),
         h(
             "table",
@@ -355,6 +357,7 @@ function growth() {
     const { a, steps, at } = state;
     const name = steps[at];
     const kind = shortName(name).replace(/\.q$/, "");
+    state.grown = name;
     const layers = a.model.n_layers;
     const stream = [
         "embed",
@@ -364,7 +367,8 @@ function growth() {
     const labels = places.map((step) =>
         step.endsWith("ffn.residual") ? `layer ${layerOf(step)}` : step.startsWith("layers") ? "" : step,
     );
-    const series = [{ name: "residual stream", values: places.map((step) => errorAt(step, null)), class: "a" }];
+    state.stream ??= places.map((step) => errorAt(step, null));
+    const series = [{ name: "residual stream", values: state.stream, class: "a" }];
     if (layerOf(name) >= 0 && !name.endsWith("residual")) {
         // The chosen step of each layer, over the place where that layer adds its result.
         const values = places.map((step) =>
@@ -392,11 +396,13 @@ function step() {
     const name = steps[at];
     const isCodes = name.endsWith(".q");
     const [x, y] = [a.trace[name].row(token), b.trace[name].row(token)];
+    if (state.grown !== name) growth();
     byId("compare-token").textContent = `Token ${token} (of 0 to ${a.tokens.length - 1}): “${a.said(token)}”`;
-    if (state.measured !== token) measure();
-    state.map.redraw({ token, at: a.steps.indexOf(name) });
-    next();
-    growth();
+    if (state.measured !== token) {
+        measure();
+        next();
+    }
+    afterwards(() => state.map.redraw({ token, at: a.steps.indexOf(name) }));
     const columns = x.length % 64 === 0 ? (innerWidth < 480 ? 16 : innerWidth < 720 ? 32 : 64) : x.length;
     const difference = Float32Array.from(x, (v, i) => y[i] - v);
     const most = x.reduce((size, v) => Math.max(size, Math.abs(v)), 0);

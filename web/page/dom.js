@@ -109,6 +109,8 @@ function pixels(values, columns, most, isHidden) {
     return sketch.canvas;
 }
 
+const MANY = 1000; // values that are painted in a task of their own
+
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.
 // options: label; columns; rowLabel(row) and rowNote(row): text left and right of a row; describe(i): what the
 // readout says of cell i; from: where the legend begins, if not at the smallest value; choose(i): a cell is clicked; marked(i): whether a
@@ -167,8 +169,7 @@ export function heatMap(values, options) {
         move(i);
         options.choose?.(i);
     }
-    function draw() {
-        if (!width) return;
+    function fit() {
         cell = width / options.columns;
         height = options.square
             ? Math.min(cell, 22)
@@ -184,8 +185,12 @@ export function heatMap(values, options) {
         canvas.height = Math.round(height * rows * ratio);
         left.style.setProperty("--row", `${height}px`);
         right.style.setProperty("--row", `${height}px`);
+    }
+    function paint() {
         const g = canvas.getContext("2d");
-        g.scale(ratio, ratio);
+        const ratio = devicePixelRatio || 1;
+        const shown = cell * Math.min(options.columns, values.length);
+        g.setTransform(ratio, 0, 0, ratio, 0, 0);
         const gap = cell > 7 ? 1 : 0;
         g.imageSmoothingEnabled = false;
         g.drawImage(pixels(values, options.columns, most, options.hidden), 0, 0, cell * options.columns, height * rows);
@@ -208,6 +213,11 @@ export function heatMap(values, options) {
                 height - 1,
             );
         }
+    }
+    function draw() {
+        if (!width) return;
+        fit();
+        paint();
     }
     function say(i) {
         readout.textContent =
@@ -244,7 +254,10 @@ export function heatMap(values, options) {
     });
     new ResizeObserver(([{ contentRect }]) => {
         width = contentRect.width;
-        draw();
+        if (!width) return;
+        fit();
+        if (values.length > MANY) setTimeout(paint);
+        else paint();
     }).observe(canvas.parentElement);
     box.redraw = () => {
         draw();
