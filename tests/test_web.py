@@ -1118,7 +1118,7 @@ def test_views_fit_their_width(opened, view, width):
 
 
 def test_pictures_of_the_pages(opened):
-    """Those of README.md and docs/web.md are copies of these, docs/web-NAME.png."""
+    """Those of README.md and docs/web.md are copies of these in 256 colours, docs/web-NAME.png."""
     PICTURES.mkdir(parents=True, exist_ok=True)
 
     def take(page, name, step=None, at=None):

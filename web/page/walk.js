@@ -257,7 +257,7 @@ export function goToken(t) {
     showStage();
     keep(false);
     afterwards(() => {
-        for (const map of maps) map.redraw({ token: t });
+        for (const map of maps) map.redraw({ token: state.token });
     });
 }
 
