@@ -163,6 +163,37 @@ def test_reload_back_and_forward(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("walk?step=embed", "walk?model=w8a8&step=norm"),
+        ("compare?a=q8&b=w8a8&step=layers.1.ffn.norm", "compare?a=w8a8&b=q8&step=norm"),
+        ("break?mistake=round-half-up", "break?mistake=group-of-128"),
+    ],
+)
+def test_of_two_places_in_a_row_the_last_one_stays(opened, first, second):  # noqa: F811
+    """The second place is left while its program runs; what that run finds is not shown."""
+    page = open_at(opened, first)
+    ready = "() => document.querySelectorAll('button:disabled:not(#back, #step)').length === 0"
+    until(page, ready)
+    before, text = page.url, shown(page)
+    page.evaluate(
+        """async ([first, second]) => {
+            const { traceRun } = await import("./runner.js");
+            const after = () => new Promise((done) => setTimeout(done));
+            location.hash = second;
+            await after();
+            location.hash = first;
+            await after();
+            for (const model of ["w8a8", "q8"]) await traceRun(model, { prompt: "Once upon a time", newTokens: 64 });
+        }""",
+        [urlsplit(before).fragment, second],
+    )
+    until(page, ready)
+    assert page.url == before
+    assert shown(page) == text
+
+
+@pytest.mark.parametrize(
     ("place", "line"),
     [
         ("walk?model=q9", "model is “q9”, expected q8, w8a8, rotated, gptq, moe, qwen3"),

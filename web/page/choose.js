@@ -127,17 +127,21 @@ export function statusLine() {
     return line;
 }
 
-// Runs `work` with a button disabled; a failure becomes the status line.
+// Runs `work` with a button disabled; a failure becomes the status line. work(isLast) gives what the line says. Of works of
+// a button that overlap the last one counts: before it shows anything, one asks isLast().
+const lastOf = new WeakMap(); // button -> its last work
 export async function working(button, status, text, work) {
+    lastOf.set(button, work);
+    const isLast = () => lastOf.get(button) === work;
     button.disabled = true;
     status.busy(text);
     try {
-        const said = await work();
-        status.done(said ?? "");
+        const said = await work(isLast);
+        if (isLast()) status.done(said ?? "");
     } catch (error) {
-        status.failed(error.message);
+        if (isLast()) status.failed(error.message);
     } finally {
-        button.disabled = false;
+        if (isLast()) button.disabled = false;
     }
 }
 

@@ -78,8 +78,13 @@ export function startCompare() {
         run();
     });
     // Runs what the form says, then shows a place of it.
-    const run = (of = null, wrong = []) =>
-        working(button, status, "Both programs run ...", async () => {
+    const run = (of = null, wrong = [], isThere = false) =>
+        working(button, status, "Both programs run ...", async (isLast) => {
+            if (isThere) {
+                state.token = numberIn(of, "token", 0, state.a.tokens.length - 1, state.token, wrong);
+                state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
+                return show();
+            }
             Object.assign(chosen, { matrix: matrix.value, bits: Number(bits.value) });
             const ran = { ...chosen, prompt: prompt.value };
             const bytes = ran.b === "bits" ? await bytesInBits(ran.matrix, ran.bits) : undefined;
@@ -87,6 +92,7 @@ export function startCompare() {
             const a = await contextOfRun(ran.a, { prompt: ran.prompt, newTokens: 32 });
             const own = await contextOfRun(name, { prompt: ran.prompt, newTokens: 32, bytes });
             const b = await contextOfRun(name, { ids: a.tokens, newTokens: 1, bytes });
+            if (!isLast()) return;
             if (bytes) b.label = own.label = `Q8, one matrix in ${ran.bits} bits`;
             const steps = a.steps.filter(
                 (name) => name in b.trace && name !== "tokens" && a.trace[name].size === b.trace[name].size,
@@ -152,11 +158,7 @@ export async function visitCompare(of) {
     prompt.value = walk.prompt;
     fill();
     const same = state && Object.entries({ ...chosen, prompt: walk.prompt }).every(([k, v]) => state.ran[k] === v);
-    if (same) {
-        state.token = numberIn(of, "token", 0, state.a.tokens.length - 1, state.token, wrong);
-        state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
-        show();
-    } else await run(of, wrong);
+    await run(of, wrong, same);
     if (of.size) byId("compare-map")?.scrollIntoView({ block: "start" });
     if (wrong.length) status.failed(saidWrong(wrong));
 }

@@ -49,16 +49,23 @@ export function startWalk() {
         event.preventDefault();
         run();
     });
-    run = (of = null, wrong = []) =>
-        working(button, status, "The program runs ...", async () => {
+    let said = "";
+    run = (of = null, wrong = [], isThere = false) =>
+        working(button, status, "The program runs ...", async (isLast) => {
+            if (isThere) {
+                look(state.context, of, wrong);
+                return said;
+            }
             const before = performance.now();
             const ran = { model: state.model, prompt: prompt.value, amount: Number(amount.value) };
             const context = await contextOfRun(ran.model, { prompt: ran.prompt, newTokens: ran.amount });
+            if (!isLast()) return "";
             look(context, of, wrong);
             controls.fold();
             state.ran = ran;
             keep(true);
-            return `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
+            said = `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
+            return said;
         });
     root.append(
         h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
@@ -118,9 +125,8 @@ export async function visitWalk(of) {
     state.prompt = byId("prompt").value = wanted.prompt;
     byId("amount").value = String(wanted.amount);
     controls.say();
-    const isThere = state.context && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
-    if (isThere) look(state.context, of, wrong);
-    else await run(of, wrong);
+    const isThere = state.context !== null && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
+    await run(of, wrong, isThere);
     if (!state.context) return;
     if (of.has("step")) byId(state.hasMap ? "map" : "stage").scrollIntoView({ block: "start" });
     if (wrong.length) byId("walk").querySelector(".status").failed(saidWrong(wrong));
