@@ -420,6 +420,7 @@ function showPath() {
     byId("step").disabled = at === context.steps.length - 1;
 }
 
+// Its steps as buttons, and the layer's slider.
 function pathOf(layer) {
     const { context } = state;
     const item = (name, i) =>
