@@ -122,7 +122,7 @@ NEEDS_web-serve   := PYTHON WEB
 NEEDS_test-web    := BUILD PYTHON TEST WEB BROWSER
 
 PAGE_FILES  := $(patsubst web/page/%,$(WEB)/%,$(wildcard web/page/*))
-PAGE_MODELS := $(patsubst %,build/models/%.bin,tiny-llama.q8 tiny-llama.w8a8 tiny-llama.gptq-ladder tiny-qwen3-moe.moe-a8w8 tiny-qwen3.q8)
+PAGE_MODELS := $(patsubst %,build/models/%.bin,tiny-llama.q8 tiny-llama.w8a8 tiny-llama.w8a8-rotate tiny-llama.gptq-ladder tiny-qwen3-moe.moe-a8w8 tiny-qwen3.q8)
 
 .PHONY: test-web web-serve
 web: $(PAGE_FILES) $(WEB)/data.json $(WEB)/licences.txt

@@ -48,6 +48,7 @@ IS_THE_PROGRAMS = "= the value of the program in WebAssembly, to the bit ✓"
 GOLDEN = {
     "q8": "tiny-llama.q8",
     "w8a8": "tiny-llama.w8a8",
+    "rotated": "tiny-llama.w8a8-rotate",
     "gptq": "tiny-llama.gptq-ladder",
     "moe": "tiny-qwen3-moe.moe-a8w8",
     "qwen3": "tiny-qwen3.q8",
@@ -136,16 +137,23 @@ def opened(browser, server):
     assert wrong == []
 
 
+def unfold(page, view="walk"):
+    """Opens the form of a view, which is folded to a line."""
+    page.evaluate("(view) => void (document.querySelector(`#${view} .fold`).open = true)", view)
+
+
 def choose(page, model, prompt=None, tokens=None):
     """Runs a model in the first view."""
+    unfold(page)
     if prompt is not None:
         page.fill("#prompt", prompt)
     if tokens is not None:
         page.select_option("#amount", str(tokens))
     page.check(f"input[name=walk-model][value={model}]", force=True)
-    page.wait_for_selector("#run:enabled")
+    page.wait_for_selector("#run:enabled", state="attached")
+    unfold(page)  # another model has run
     page.click("#run")
-    page.wait_for_selector("#run:enabled")
+    page.wait_for_selector("#run:enabled", state="attached")
     program = page_data()["models"][model]["program"]
     page.wait_for_selector(f"#walk .status:text-matches('^{program} ran for')")
 
@@ -364,6 +372,7 @@ def test_explanations_give_the_value(opened, model):
     steps = [
         *EXPLAINED,
         *(["layers.1.moe.gate_up_proj", "layers.1.moe.down_proj"] if model == "moe" else ["layers.1.ffn.down_proj"]),
+        *(["rotate", "rotate_back"] if model == "rotated" else []),
     ]
     for step in steps:
         go_to(page, step)
@@ -377,9 +386,10 @@ def test_explanations_give_the_value(opened, model):
 def test_two_schemes_are_compared(opened):
     page = opened("compare")
     page.wait_for_selector("#compare-said")
+    unfold(page, "compare")
     page.check("input[name=compare-b][value=w8a8]", force=True)
     page.click("#compare form button[type=submit]")
-    page.wait_for_selector("#compare form button[type=submit]:enabled")
+    page.wait_for_selector("#compare form button[type=submit]:enabled", state="attached")
     page.select_option("#compare-step", label="layers.2.ffn.norm.q")
     codes, ids = page.evaluate(
         """async () => {
@@ -394,7 +404,8 @@ def test_two_schemes_are_compared(opened):
     differ = sum(x != y for x, y in zip(*codes, strict=True))
     same = next(i for i, (x, y) in enumerate(zip(*ids, strict=True)) if x != y)
     assert page.inner_text("#compare-said").startswith(f"{differ} of {len(codes[0])} codes differ")
-    assert f"After {same} equal token" in page.inner_text("#compare-view")
+    parted = f"After {same} equal token" if same else "They part at the first token."
+    assert parted in page.inner_text("#compare-view")
     assert page.locator("#growth polyline").count() == 2
     assert page.locator("#growth .name").all_text_contents() == ["residual stream", "ffn.norm"]
 
@@ -438,6 +449,7 @@ def verdict_cases():
     q8 = read_trace(DATA / "tiny-llama.q8.trace.safetensors")
     late = read_trace(DATA / "tiny-llama.q8.boundary.trace.safetensors")
     static = read_trace(DATA / "tiny-llama.w8a8-static.trace.safetensors")
+    rotated = read_trace(DATA / "tiny-llama.w8a8-rotate.trace.safetensors")
     attn8 = read_trace(DATA / "tiny-llama.w8a8-attn8.trace.safetensors")
     moe = read_trace(DATA / "tiny-qwen3-moe.moe-a8w8.trace.safetensors")
     mx = read_trace(DATA / "tiny-qwen3-moe.moe-mxfp8.trace.safetensors")
@@ -472,6 +484,9 @@ def verdict_cases():
         "late, far": (late, broken(late, "layers.1.attn.k_rope", lambda x: x * np.float32(1.1))),
         "static": (static, static),
         "static scale": (static, broken(static, "layers.1.attn.mix.s", lambda x: x * np.float32(1.5))),
+        "rotated": (rotated, rotated),
+        "not rotated": (rotated, rotated | {"rotate": rotated["embed"]}),
+        "rotated too far": (rotated, broken(rotated, "rotate_back", lambda x: x * np.float32(1.01))),
         "int8 attention": (attn8, broken(attn8, "layers.1.attn.weights.q", flipped_first)),
         "experts": (moe, broken(moe, "layers.1.moe.experts", lambda x: x[:, ::-1].copy())),
         "experts' codes": (moe, broken(moe, "layers.2.moe.swiglu.q", flipped_first)),
@@ -663,13 +678,26 @@ DROP = """async ([at, name, url, text]) => {
 
 
 def test_a_plain_server_is_enough(opened, tmp_path):
-    """Every view, chat with a model of the page's own included; none has a line on what the server lacks."""
+    """Every view, the tour, chat with a model of the page's own; none has a line on what the server lacks."""
     with plain_site(tmp_path) as url:
         page = opened(url=url)
         for view in VIEWS[1:-1]:
             page.click(f"#tabs a[href='#{view}']")
             page.wait_for_selector(f"#{view}:not([hidden])")
         page.wait_for_selector("#compare-said", state="attached")
+        page.click("#tabs a[href='#tour']")
+        for stop in page.evaluate("async () => (await import('./tour.js')).STOPS.map((stop) => stop.at)"):
+            step = re.search(r"&step=([\w.]+)", stop)
+            if step:
+                page.wait_for_selector(f"#step-name:text-is('{step[1]}')")
+            else:
+                page.wait_for_selector("#compare:visible .map-shaded, #break:visible .headline")
+            page.wait_for_selector("button:disabled:not(#back, #step)", state="detached")
+            assert page.locator(".status.failed:visible").count() == 0, stop
+            if stop.startswith("break"):
+                break
+            page.click("#tour-next")
+        assert page.locator("#tour").get_attribute("data-stop") == "10"
         assert page.locator("#lacks").is_hidden()
         assert not page.evaluate("crossOriginIsolated")
         with page.expect_event("load"):
@@ -743,6 +771,7 @@ def test_bytes_are_of_a_character(opened):
 
 def test_a_prompt_that_is_too_long_is_counted(opened):
     page = opened()
+    unfold(page)
     page.fill("#prompt", "x" * 280)
     assert page.inner_text("#prompt-count") == ": 280 of 300 characters"
     page.fill("#prompt", "")
@@ -785,15 +814,19 @@ def test_it_is_light(opened):
         server.shutdown()
 
 
-def test_it_is_there_within_three_seconds(opened):
+def test_the_first_step_takes_three_seconds_of_a_processor(opened):
+    """Of all threads of the page's process, the run of the program included: not how long it waits for a processor."""
     page = opened()
-    seconds = page.evaluate("performance.now()") / 1000
     assert page.inner_text(".step-title") == "Tokens"
-    assert seconds < 3
+    tools = page.context.new_cdp_session(page)
+    tools.send("Performance.enable")
+    metrics = {metric["name"]: metric["value"] for metric in tools.send("Performance.getMetrics")["metrics"]}
+    assert 0 < metrics["ProcessTime"] < 3
 
 
 def test_the_keyboard_is_enough(opened):
     page = opened()
+    unfold(page)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     seen = set()
@@ -942,15 +975,33 @@ def test_the_list_of_tokens_keeps_its_height(opened):
 
 def test_one_beginning_for_two_views(opened):
     page = opened()
+    unfold(page)
     page.fill("#prompt", "A dragon")
     page.click("#tabs a[href='#compare']")
     page.wait_for_selector("#compare-said")
     assert page.input_value("#compare-prompt") == "A dragon"
+    assert page.inner_text("#compare .fold > summary").startswith("“A dragon” · Q8 beside GPTQ")
     assert "A dragon" in page.locator(".story .begun").first.inner_text()
     page.click("#tabs a[href='#walk']")
+    unfold(page)
     page.fill("#prompt", "A king")
     page.click("#tabs a[href='#compare']")
     page.wait_for_selector(".story .begun:has-text('A king')")
+
+
+@pytest.mark.parametrize(("width", "most"), [(360, 440), (768, 440), (1024, 520), (1440, 520)])
+def test_the_step_is_on_the_first_screen(opened, width, most):
+    """Of 900 pixels; so are the numbers of a step, where there is room."""
+    page = opened(width=width)
+    title = page.locator("#stage .step-title").bounding_box()
+    assert title["y"] + title["height"] < most
+    assert page.evaluate("scrollY") == 0
+    for _ in range(3):
+        page.click("#step")
+    assert page.inner_text("#step-name") == "layers.0.attn.norm.q"
+    assert page.evaluate("scrollY") == 0
+    if width > 700:
+        assert page.locator(".picture > .heat canvas").first.bounding_box()["y"] < 850
 
 
 def test_show_me_goes_to_the_heading(opened):
@@ -999,6 +1050,7 @@ def test_axe_finds_nothing(opened, tmp_path, width, colours):
     page.wait_for_selector("#port-view .headline")
     assert violations(page) == []
     page.click("#tabs a[href='#chat']")
+    page.wait_for_selector("#chat .drop")
     page.evaluate(DROP, ["#chat .drop", "q8.bin", "q8", None])
     page.wait_for_selector("#chat-line")
     assert violations(page) == []
@@ -1020,10 +1072,9 @@ def too_small(page):
 @pytest.mark.parametrize("view", VIEWS)
 def test_fingers_hit(opened, view, width):
     """44 pixels each way (WCAG 2.5.5): all that can be tapped but words in a text and numbers of a heat map, which have
-    buttons of their own. On the first screen there is the step."""
+    buttons of their own."""
     page = opened(view, width)
     if view == "walk":
-        assert page.locator("#stage").bounding_box()["y"] < 420
         page.click("#walk .fold > summary")
         go_to(page, "layers.0.attn.q_proj")
         page.evaluate("async () => (await import('./state.js')).explained(3)")
@@ -1067,7 +1118,7 @@ def test_views_fit_their_width(opened, view, width):
 
 
 def test_pictures_of_the_pages(opened):
-    """Those of README.md and docs/web.md are copies of these, docs/web-NAME.png."""
+    """Those of README.md and docs/web.md are copies of these in 256 colours, docs/web-NAME.png."""
     PICTURES.mkdir(parents=True, exist_ok=True)
 
     def take(page, name, step=None, at=None):

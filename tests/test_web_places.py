@@ -14,7 +14,18 @@ from formats.source import open_model
 from golden.forward import load_weight
 from golden.q8 import quantize
 from tests.helpers import ROOT
-from tests.test_web import Firefox, browser, number, opened, page_data, pytestmark, server, too_small, violations  # noqa: F401
+from tests.test_web import (  # noqa: F401
+    Firefox,
+    browser,
+    number,
+    opened,
+    page_data,
+    pytestmark,
+    server,
+    too_small,
+    unfold,
+    violations,
+)
 
 NARROW = 375
 
@@ -74,6 +85,7 @@ PLACES = (
     "walk?step=logits&temperature=0.5&top-p=0.5",
     "walk?step=logits&cell=11",
     "walk?model=w8a8&step=layers.1.attn.q_proj&cell=1",
+    "walk?model=rotated&step=rotate_back&cell=3",
     "walk?model=gptq&prompt=A+dragon%2C+%22red%22+%26+old&new=8&step=layers.3.ffn.swiglu.q&cell=9",
     "walk?model=moe&step=layers.1.moe.router&cell=3",
     "walk?model=moe&step=layers.1.moe.experts&cell=1",
@@ -84,6 +96,7 @@ PLACES = (
     "compare?b=bits&matrix=layers.0.attn.o_proj&bits=2&step=logits",
     "break?mistake=round-half-up",
     "walk?step=layers.0.attn.norm&cell=5&tour=2",
+    "compare?b=bits&matrix=layers.1.ffn.down_proj&bits=2&token=9&step=layers.2.attn.residual&tour=9",
 )
 
 
@@ -98,6 +111,8 @@ def test_an_address_is_the_same_place_in_a_fresh_browser(opened, place):  # noqa
     fresh = open_at(opened, urlsplit(page.url).fragment)
     assert fresh.url == page.url
     assert shown(fresh) == shown(page)
+    if "bits" in named:
+        assert fresh.input_value("#compare-bits") == named["bits"][0]
     if "cell" in named:
         assert fresh.locator("#explained .explain").count() == 1
 
@@ -118,6 +133,7 @@ def test_reload_back_and_forward(opened):  # noqa: F811
     at("embed")
     page.click("#step")
     at("layers.0.attn.norm")
+    unfold(page)
     page.check("input[name=walk-model][value=w8a8]", force=True)
     page.wait_for_selector("#walk .status:text-matches('^runq_w8a8 ran')")
     at("layers.0.attn.norm")
@@ -147,9 +163,40 @@ def test_reload_back_and_forward(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("walk?step=embed", "walk?model=w8a8&step=norm"),
+        ("compare?a=q8&b=w8a8&step=layers.1.ffn.norm", "compare?a=w8a8&b=q8&step=norm"),
+        ("break?mistake=round-half-up", "break?mistake=group-of-128"),
+    ],
+)
+def test_of_two_places_in_a_row_the_last_one_stays(opened, first, second):  # noqa: F811
+    """The second place is left while its program runs; what that run finds is not shown."""
+    page = open_at(opened, first)
+    ready = "() => document.querySelectorAll('button:disabled:not(#back, #step)').length === 0"
+    until(page, ready)
+    before, text = page.url, shown(page)
+    page.evaluate(
+        """async ([first, second]) => {
+            const { traceRun } = await import("./runner.js");
+            const after = () => new Promise((done) => setTimeout(done));
+            location.hash = second;
+            await after();
+            location.hash = first;
+            await after();
+            for (const model of ["w8a8", "q8"]) await traceRun(model, { prompt: "Once upon a time", newTokens: 64 });
+        }""",
+        [urlsplit(before).fragment, second],
+    )
+    until(page, ready)
+    assert page.url == before
+    assert shown(page) == text
+
+
+@pytest.mark.parametrize(
     ("place", "line"),
     [
-        ("walk?model=q9", "model is “q9”, expected q8, w8a8, gptq, moe, qwen3"),
+        ("walk?model=q9", "model is “q9”, expected q8, w8a8, rotated, gptq, moe, qwen3"),
         ("walk?step=layers.9.attn.norm", "step is “layers.9.attn.norm”, which is not there"),
         ("walk?token=20&cell=-1", "token is “20”, expected 0 to 19; cell is “-1”, expected 0 to 0"),
         ("walk?new=9&temperature=hot", "new is “9”, expected 1, 8, 16, 32, 64; temperature is “hot”, expected 0 to 2"),
@@ -173,7 +220,7 @@ def test_places_of_the_book_are_there(opened):  # noqa: F811
         step = parse_qs(query).get("step", [""])[0]
         if view == "walk":
             page.wait_for_selector(f"#step-name:text-is('{step}')")
-            page.wait_for_selector("#run:enabled")
+            page.wait_for_selector("#run:enabled", state="attached")
             assert page.locator("#explained .explain").count() == place.count("cell=")
         elif view == "break":
             page.wait_for_selector("#break-view .headline")

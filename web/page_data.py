@@ -65,6 +65,12 @@ GUIDES = {
         "layers read it and add to it.",
         f"{_FORWARD}#1-embedding", "x =",
     ),
+    "rotate": Guide(
+        "Rotate",
+        "The numbers are mixed with one another, so that in the layers none stands out and makes the [[scale]] of its "
+        "[[group]] large. The layers' matrices were rotated to match; only rounding changes.",
+        "gptq.md#rotation",
+    ),
     "attn.norm": Guide(
         "Normalize",
         "Each number is divided by the typical size of all of them and multiplied by a learned weight, so that "
@@ -179,6 +185,10 @@ GUIDES = {
         "Add", "The result is added to the residual stream. The next layer starts from here.",
         f"{_FORWARD}#10-feed-forward", "x ",
     ),
+    "rotate_back": Guide(
+        "Rotate back", "The last matrix is the embedding's table, which was not rotated. So the numbers go back.",
+        "gptq.md#rotation",
+    ),
     "norm": Guide("Last norm", "The stream is normalized once more.", f"{_FORWARD}#2-rmsnorm", "normed"),
     "norm.q": Guide("Quantize", _QUANTIZE, f"{_FORWARD}#3-quantize", "scale|code"),
     "logits": Guide(
@@ -276,7 +286,7 @@ def step_place(step: str) -> str:
 
 def places() -> dict[str, dict[str, str]]:
     """Places of steps, by the names that pages give them (NAME.s is where NAME.q is), of words, of sections."""
-    steps = {step: step_place(step) for step in GUIDES}
+    steps = {step: step_place(step) for step, guide in GUIDES.items() if guide.page.startswith((_FORWARD, _MOE))}
     steps |= {f"{name[:-2]}.s": at for name, at in steps.items() if name.endswith(".q")}
     return {"steps": steps, "words": WORD_PLACES, "sections": SECTION_PLACES}
 
@@ -387,6 +397,10 @@ CHOICES = {
         "W8A8", "w8a8", "tiny-llama", "w8a8", "8 bits, a scale per row",
         "8 bits, one scale for a whole row. Large channels were made smaller beforehand (SmoothQuant).",
         "Once upon a time",
+    ),
+    "rotated": Choice(
+        "W8A8, rotated", "w8a8", "tiny-llama", "w8a8-rotate", "8 bits, numbers mixed",
+        "W8A8 of which a rotation (QuaRot) spreads what stands out over all of a token's numbers.", "Once upon a time",
     ),
     "gptq": Choice(
         "GPTQ", "gptq", "tiny-llama", "gptq-ladder", "8, 4 and 2 bits",

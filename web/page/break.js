@@ -2,7 +2,7 @@
 
 import { byId, h, heatMap } from "./dom.js";
 import { full } from "./numbers.js";
-import { statusLine, words, working } from "./choose.js";
+import { partedAfter, statusLine, words, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { compare, firstBad } from "./diff.js";
 import { data, ProgramError, traceRun } from "./runner.js";
@@ -59,9 +59,12 @@ export function startBreak() {
         run();
     });
     run = () =>
-        working(button, status, "The right program and the broken one run ...", async () => {
-            await runVariant(chosen, view);
-            ran = chosen;
+        working(button, status, "The right program and the broken one run ...", async (isLast) => {
+            const name = chosen;
+            ran = null;
+            await runVariant(name, view, isLast);
+            if (!isLast()) return;
+            ran = name;
             keep(true);
         });
     root.append(form, view);
@@ -82,7 +85,7 @@ export async function visitBreak(of) {
 // The traces that were judged last: tests look at them.
 export let judgedTraces = null;
 
-async function runVariant(name, view) {
+async function runVariant(name, view, isLast) {
     const variant = data.variants[name];
     view.replaceChildren();
     const bytes = variant.file ? await fetchBytes(variant.file) : undefined;
@@ -98,6 +101,7 @@ async function runVariant(name, view) {
         wrongStory = await contextOfRun(variant.model, { ...story, ...mistake });
     } catch (error) {
         if (!(error instanceof ProgramError)) throw error;
+        if (!isLast()) return;
         view.replaceChildren(
             change(variant),
             h(
@@ -109,6 +113,7 @@ async function runVariant(name, view) {
         );
         return;
     }
+    if (!isLast()) return;
     judgedTraces = [right.trace, wrong.trace];
     const [a, b] = judgedTraces.map(readTrace);
     const reports = compare(a, b, data.contract);
@@ -217,7 +222,7 @@ function texts(a, c) {
             {},
             same === x.length
                 ? `The same ${same} tokens: reading the text alone, nobody would notice.`
-                : `After ${same} equal token${same === 1 ? "" : "s"} they part.`,
+                : partedAfter(same),
         ),
         h("div", { class: "side" }, text("Right", x), text("Broken", y)),
     ];

@@ -70,17 +70,15 @@ export function promptField(id) {
     return { field, input };
 }
 
-// Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.
-// fold(): folds them, if the page is narrow, and says it anew.
-const narrow = matchMedia("(max-width: 1100px)");
+// Controls that fold to one line, so that what they are about stands on the first screen. told(): what that line says
+// of what is chosen. say(): says it anew; fold(): folds them as well.
 export function folding(told, ...controls) {
     const said = h("span", {}, told());
     const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
-    const box = h("details", { class: "fold", open: !narrow.matches }, line, controls);
-    narrow.addEventListener("change", () => (box.open = !narrow.matches));
+    const box = h("details", { class: "fold" }, line, controls);
+    box.say = () => (said.textContent = told());
     box.fold = () => {
-        said.textContent = told();
-        if (!narrow.matches) return;
+        box.say();
         const isInside = box.contains(document.activeElement);
         box.open = false;
         if (isInside) line.focus();
@@ -129,18 +127,26 @@ export function statusLine() {
     return line;
 }
 
-// Runs `work` with a button disabled; a failure becomes the status line.
+// Runs `work` with a button disabled; a failure becomes the status line. work(isLast) gives what the line says. Of works of
+// a button that overlap the last one counts: before it shows anything, one asks isLast().
+const lastOf = new WeakMap(); // button -> its last work
 export async function working(button, status, text, work) {
+    lastOf.set(button, work);
+    const isLast = () => lastOf.get(button) === work;
     button.disabled = true;
     status.busy(text);
     try {
-        const said = await work();
-        status.done(said ?? "");
+        const said = await work(isLast);
+        if (isLast()) status.done(said ?? "");
     } catch (error) {
-        status.failed(error.message);
+        if (isLast()) status.failed(error.message);
     } finally {
-        button.disabled = false;
+        if (isLast()) button.disabled = false;
     }
 }
+
+// Where two texts part that have so many tokens in common.
+export const partedAfter = (same) =>
+    same === 0 ? "They part at the first token." : `After ${same} equal token${same === 1 ? "" : "s"} they part.`;
 
 export const words = (ids, vocabulary) => textOfTokens(ids.map((id) => vocabulary[id] ?? ""));

@@ -1,7 +1,7 @@
 // The second view: the same text in two schemes, step beside step.
 
-import { byId, h, heatMap, lineChart } from "./dom.js";
-import { folding, modelChoice, promptField, statusLine, words, working } from "./choose.js";
+import { afterwards, byId, h, heatMap, lineChart } from "./dom.js";
+import { folding, modelChoice, partedAfter, promptField, statusLine, words, working } from "./choose.js";
 import { contextOfRun, sampler } from "./context.js";
 import { relativeError } from "./diff.js";
 import { inputsOf } from "./inputs.js";
@@ -12,21 +12,22 @@ import { title, visible, state as walk } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
-// Schemes of one and the same model: only these can be laid side by side. And as the second one Q8 in which one matrix has
+// Schemes of one and the same model, with its numbers in the same places: only these can be laid side by side. And as the second one Q8 in which one matrix has
 // fewer bits.
 const BITS = {
     title: "Fewer bits",
     brief: "Q8, but for one matrix",
     text: "Q8 in which one matrix has codes of fewer bits. The program is the same: it reads another file.",
 };
-const names = Object.keys(data.models).filter((name) => data.models[name].model === data.models.q8.model);
+const isAlike = ({ model, tensors }) => model === data.models.q8.model && !("rotation" in tensors);
+const names = Object.keys(data.models).filter((name) => isAlike(data.models[name]));
 const chosen = { a: "q8", b: "gptq", matrix: "layers.1.ffn.down_proj", bits: 3 };
 const usual = { ...chosen };
 const isMatrix = (name) => name.startsWith("layers.") && name.endsWith(".codes");
 const matrices = Object.keys(data.models[data.bits.model].tensors)
     .filter(isMatrix)
     .map((name) => name.replace(".codes", ""));
-let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured}
+let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured, grown, stream, average}
 let controls = null;
 
 export function startCompare() {
@@ -62,13 +63,7 @@ export function startCompare() {
         h("div", { class: "field" }, h("label", { for: "compare-matrix" }, "Its matrix"), matrix),
         h("label", { class: "scrubber", for: "compare-bits" }, h("span", {}, "Bits of a weight: ", said), bits),
     );
-    const form = h(
-        "form",
-        { class: "controls" },
-        field,
-        button,
-        h("div", { class: "side whole" }, first, h("div", {}, second, fewer)),
-    );
+    const form = h("form", { class: "controls" }, field, button, h("div", { class: "side whole" }, first, second));
     const titleOfSecond = () =>
         chosen.b === "bits" ? `${chosen.bits} bits of one matrix` : data.models[chosen.b].title;
     const told = () => `“${walk.prompt}” · ${data.models[chosen.a].title} beside ${titleOfSecond()}`;
@@ -77,14 +72,19 @@ export function startCompare() {
         { class: "intro" },
         "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
     );
-    const folded = folding(told, intro, form);
+    const folded = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
     });
     // Runs what the form says, then shows a place of it.
-    const run = (of = null, wrong = []) =>
-        working(button, status, "Both programs run ...", async () => {
+    const run = (of = null, wrong = [], isThere = false) =>
+        working(button, status, "Both programs run ...", async (isLast) => {
+            if (isThere) {
+                state.token = numberIn(of, "token", 0, state.a.tokens.length - 1, state.token, wrong);
+                state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
+                return show();
+            }
             Object.assign(chosen, { matrix: matrix.value, bits: Number(bits.value) });
             const ran = { ...chosen, prompt: prompt.value };
             const bytes = ran.b === "bits" ? await bytesInBits(ran.matrix, ran.bits) : undefined;
@@ -92,11 +92,13 @@ export function startCompare() {
             const a = await contextOfRun(ran.a, { prompt: ran.prompt, newTokens: 32 });
             const own = await contextOfRun(name, { prompt: ran.prompt, newTokens: 32, bytes });
             const b = await contextOfRun(name, { ids: a.tokens, newTokens: 1, bytes });
+            if (!isLast()) return;
             if (bytes) b.label = own.label = `Q8, one matrix in ${ran.bits} bits`;
             const steps = a.steps.filter(
                 (name) => name in b.trace && name !== "tokens" && a.trace[name].size === b.trace[name].size,
             );
-            const before = of?.size ? nameIn(of, "step", steps, "layers.0.attn.q_proj", wrong) : state?.steps[state.at];
+            const usualStep = ran.b === "bits" ? ran.matrix : "layers.0.attn.q_proj";
+            const before = of?.size ? nameIn(of, "step", steps, usualStep, wrong) : state?.steps[state.at];
             const token = Math.max(0, a.nPrompt - 1);
             state = {
                 a,
@@ -104,7 +106,7 @@ export function startCompare() {
                 own,
                 steps,
                 ran,
-                at: Math.max(0, steps.indexOf(before ?? "layers.0.attn.q_proj")),
+                at: Math.max(0, steps.indexOf(before ?? usualStep)),
                 token: of ? numberIn(of, "token", 0, a.tokens.length - 1, token, wrong) : token,
             };
             show();
@@ -121,6 +123,7 @@ export function startCompare() {
             fewer.hidden = chosen.b !== "bits";
             matrix.value = chosen.matrix;
             bits.value = said.textContent = String(chosen.bits);
+            folded.say();
         },
     };
     controls.fill();
@@ -128,6 +131,8 @@ export function startCompare() {
         h("h2", { id: "compare-title", class: "quiet" }, "Compare two schemes"),
         folded,
         status,
+        intro,
+        fewer,
         h("div", { id: "compare-view" }),
     );
     hasPlaces("compare", () => {
@@ -153,11 +158,7 @@ export async function visitCompare(of) {
     prompt.value = walk.prompt;
     fill();
     const same = state && Object.entries({ ...chosen, prompt: walk.prompt }).every(([k, v]) => state.ran[k] === v);
-    if (same) {
-        state.token = numberIn(of, "token", 0, state.a.tokens.length - 1, state.token, wrong);
-        state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
-        show();
-    } else await run(of, wrong);
+    await run(of, wrong, same);
     if (of.size) byId("compare-map")?.scrollIntoView({ block: "start" });
     if (wrong.length) status.failed(saidWrong(wrong));
 }
@@ -184,7 +185,7 @@ function show() {
         },
     });
     const { map, view } = differences();
-    Object.assign(state, { map, measured: null });
+    Object.assign(state, { map, measured: null, grown: null, stream: null, average: null });
     byId("compare-view").replaceChildren(
         h("section", { class: "card" }, h("h3", {}, "Where the words part"), stories(a, own)),
         h(
@@ -239,10 +240,7 @@ function stories(a, own) {
                 h("span", { class: "parted" }, words(ids.slice(same), context.vocabulary)),
             ),
         );
-    const said =
-        same === x.length && x.length === y.length
-            ? `Both write the same ${same} tokens.`
-            : `After ${same} equal token${same === 1 ? "" : "s"} they part.`;
+    const said = same === x.length && x.length === y.length ? `Both write the same ${same} tokens.` : partedAfter(same);
     return [h("p", {}, said), h("div", { class: "side" }, story(a, x), story(own, y))];
 }
 
@@ -325,13 +323,14 @@ function next() {
     const rows = [a, b].map((context) => context.trace.logits.row(token));
     const [x, y] = rows.map((row) => new Map(sampler(row, 1, 1).all.map(({ id, p }) => [id, p])));
     const shown = new Set([...[...x.keys()].slice(0, 5), ...[...y.keys()].slice(0, 5)]);
-    const all = Array.from(a.tokens, (_, t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t)));
+    const at = (t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t));
+    state.average ??= a.tokens.reduce((sum, _, t) => sum + at(t), 0) / a.tokens.length;
     const cell = (p) => h("td", { class: "number" }, `${(100 * p).toFixed(2)} %`);
     byId("compare-next").replaceChildren(
         h(
             "p",
             { id: "compare-divergence" },
-            `Kullback-Leibler divergence of the second from the first: ${short(divergence(...rows))} bits behind this token, ${short(all.reduce((sum, v) => sum + v, 0) / all.length)} on average over all. 0 says that both find every next word equally likely.`,
+            `Kullback-Leibler divergence of the second from the first: ${short(at(token))} bits behind this token, ${short(state.average)} on average over all. 0 says that both find every next word equally likely.`,
         ),
         h(
             "table",
@@ -360,6 +359,7 @@ function growth() {
     const { a, steps, at } = state;
     const name = steps[at];
     const kind = shortName(name).replace(/\.q$/, "");
+    state.grown = name;
     const layers = a.model.n_layers;
     const stream = [
         "embed",
@@ -369,7 +369,8 @@ function growth() {
     const labels = places.map((step) =>
         step.endsWith("ffn.residual") ? `layer ${layerOf(step)}` : step.startsWith("layers") ? "" : step,
     );
-    const series = [{ name: "residual stream", values: places.map((step) => errorAt(step, null)), class: "a" }];
+    state.stream ??= places.map((step) => errorAt(step, null));
+    const series = [{ name: "residual stream", values: state.stream, class: "a" }];
     if (layerOf(name) >= 0 && !name.endsWith("residual")) {
         // The chosen step of each layer, over the place where that layer adds its result.
         const values = places.map((step) =>
@@ -397,11 +398,13 @@ function step() {
     const name = steps[at];
     const isCodes = name.endsWith(".q");
     const [x, y] = [a.trace[name].row(token), b.trace[name].row(token)];
+    if (state.grown !== name) growth();
     byId("compare-token").textContent = `Token ${token} (of 0 to ${a.tokens.length - 1}): “${a.said(token)}”`;
-    if (state.measured !== token) measure();
-    state.map.redraw({ token, at: a.steps.indexOf(name) });
-    next();
-    growth();
+    if (state.measured !== token) {
+        measure();
+        next();
+    }
+    afterwards(() => state.map.redraw({ token, at: a.steps.indexOf(name) }));
     const columns = x.length % 64 === 0 ? (innerWidth < 480 ? 16 : innerWidth < 720 ? 32 : 64) : x.length;
     const difference = Float32Array.from(x, (v, i) => y[i] - v);
     const most = x.reduce((size, v) => Math.max(size, Math.abs(v)), 0);

@@ -26,6 +26,13 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+// Does some work in a task of its own, so that none is long; of calls that follow each other, the last one's.
+let waiting = 0;
+export function afterwards(work) {
+    clearTimeout(waiting);
+    waiting = setTimeout(work);
+}
+
 // Text in which [[word]] is a word of the glossary: a button that shows what it means, below the paragraph. No line ends
 // between it and what is written behind it.
 export function guided(text, words) {
@@ -58,39 +65,56 @@ function style(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-let palette = null;
+const SHADES = 255; // on either side of zero
+let palette = null; // shades from low to high, {colour, ink, pixel}: as CSS has them, and in the bytes of an ImageData
+const pixelOf = (...rgb) => new Uint32Array(Uint8Array.of(...rgb, 255).buffer)[0];
+const NO_NUMBER = pixelOf(255, 0, 255);
 const numbersOf = (name) => style(name).split(/[ ,]+/).map(Number);
-export function colours() {
-    palette ??= { zero: numbersOf("--heat-zero"), low: numbersOf("--heat-low"), high: numbersOf("--heat-high") };
-    return palette;
+function shades() {
+    const [zero, low, high] = ["--heat-zero", "--heat-low", "--heat-high"].map(numbersOf);
+    return Array.from({ length: 2 * SHADES + 1 }, (_, i) => {
+        const end = i < SHADES ? low : high;
+        const rgb = zero.map((z, k) => Math.round(z + ((end[k] - z) * Math.abs(i - SHADES)) / SHADES));
+        const light = rgb
+            .map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4))
+            .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+        return { colour: `rgb(${rgb.join(",")})`, ink: light > 0.179 ? "#000" : "#fff", pixel: pixelOf(...rgb) };
+    });
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     palette = null;
-    document.dispatchEvent(new Event("palette"));
+    for (const box of document.querySelectorAll(".heat")) box.redraw();
 });
 
 // t from -1 to 1
-export function colour(t) {
-    const { zero, low, high } = colours();
-    const end = t < 0 ? low : high;
-    const share = Math.sqrt(Math.min(1, Math.abs(t)));
-    const mix = zero.map((z, i) => Math.round(z + (end[i] - z) * share));
-    return `rgb(${mix.join(",")})`;
+function shade(t) {
+    palette ??= shades();
+    return palette[SHADES + Math.round(Math.sign(t) * SHADES * Math.sqrt(Math.min(1, Math.abs(t))))];
 }
+export const colour = (t) => shade(t).colour;
 
 // Black or white, whichever stands out more from a colour: 4.58 to 1 at least (WCAG 1.4.3, relative luminance).
-export function inkOn(t) {
-    const light = colour(t)
-        .match(/\d+/g)
-        .map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4))
-        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    return light > 0.179 ? "#000" : "#fff";
+export const inkOn = (t) => shade(t).ink;
+
+// A picture of `values`, a pixel each: a canvas, until the next one is made.
+const sketch = h("canvas").getContext("2d", { willReadFrequently: true });
+function pixels(values, columns, most, isHidden) {
+    const image = new ImageData(columns, Math.ceil(values.length / columns));
+    const data = new Uint32Array(image.data.buffer);
+    values.forEach((x, i) => {
+        if (!isHidden?.(i)) data[i] = Number.isFinite(x) ? shade(most ? x / most : 0).pixel : NO_NUMBER;
+    });
+    Object.assign(sketch.canvas, { width: image.width, height: image.height });
+    sketch.putImageData(image, 0, 0);
+    return sketch.canvas;
 }
+
+const MANY = 1000; // values that are painted in a task of their own
 
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.
 // options: label; columns; rowLabel(row) and rowNote(row): text left and right of a row; describe(i): what the
 // readout says of cell i; from: where the legend begins, if not at the smallest value; choose(i): a cell is clicked; marked(i): whether a
-// cell is outlined; most: what full colour means; selected.
+// cell is outlined; hidden(i): whether it is left out; most: what full colour means; selected.
 export function heatMap(values, options) {
     const most = options.most ?? values.reduce((size, x) => Math.max(size, Number.isFinite(x) ? Math.abs(x) : 0), 0);
     const rows = Math.ceil(values.length / options.columns);
@@ -123,6 +147,7 @@ export function heatMap(values, options) {
         readout,
         options.choose ? nudges() : null,
     );
+    let width = 0; // of the canvas' box
     let cell = 10;
     let height = 18;
 
@@ -144,9 +169,7 @@ export function heatMap(values, options) {
         move(i);
         options.choose?.(i);
     }
-    function draw() {
-        const width = canvas.parentElement.clientWidth;
-        if (!width) return;
+    function fit() {
         cell = width / options.columns;
         height = options.square
             ? Math.min(cell, 22)
@@ -162,14 +185,17 @@ export function heatMap(values, options) {
         canvas.height = Math.round(height * rows * ratio);
         left.style.setProperty("--row", `${height}px`);
         right.style.setProperty("--row", `${height}px`);
+    }
+    function paint() {
         const g = canvas.getContext("2d");
-        g.scale(ratio, ratio);
+        const ratio = devicePixelRatio || 1;
+        const shown = cell * Math.min(options.columns, values.length);
+        g.setTransform(ratio, 0, 0, ratio, 0, 0);
         const gap = cell > 7 ? 1 : 0;
-        values.forEach((x, i) => {
-            if (options.hidden?.(i)) return;
-            g.fillStyle = Number.isFinite(x) ? colour(most ? x / most : 0) : "#f0f";
-            g.fillRect((i % options.columns) * cell, Math.floor(i / options.columns) * height, cell - gap, height - 1);
-        });
+        g.imageSmoothingEnabled = false;
+        g.drawImage(pixels(values, options.columns, most, options.hidden), 0, 0, cell * options.columns, height * rows);
+        for (let c = 1; gap && c <= options.columns; c++) g.clearRect(c * cell - gap, 0, gap, height * rows);
+        for (let r = 1; r <= rows; r++) g.clearRect(0, r * height - 1, shown, 1);
         for (let i = 0; options.marked && i < values.length; i++) {
             if (!options.marked(i)) continue;
             g.strokeStyle = style("--bad");
@@ -187,6 +213,11 @@ export function heatMap(values, options) {
                 height - 1,
             );
         }
+    }
+    function draw() {
+        if (!width) return;
+        fit();
+        paint();
     }
     function say(i) {
         readout.textContent =
@@ -221,13 +252,18 @@ export function heatMap(values, options) {
         event.preventDefault();
         event.stopPropagation();
     });
-    new ResizeObserver(draw).observe(canvas.parentElement);
-    document.addEventListener("palette", () => {
+    new ResizeObserver(([{ contentRect }]) => {
+        width = contentRect.width;
+        if (!width) return;
+        fit();
+        if (values.length > MANY) setTimeout(paint);
+        else paint();
+    }).observe(canvas.parentElement);
+    box.redraw = () => {
         draw();
         bar.draw();
-    });
+    };
     say(cursor);
-    box.select = move;
     box.canvas = canvas;
     return box;
 }

@@ -4,6 +4,7 @@
 import { guided, h, svg } from "./dom.js";
 import { inputsOf, isProduct } from "./inputs.js";
 import { fround, full, nine, roundHalfEven, short, whole } from "./numbers.js";
+import { norm as length } from "./map.js";
 import { agreement, figure, formula, listed, panel, sign, sourceOf } from "./parts.js";
 import { product } from "./products.js";
 import { layerOf, shortName } from "./trace.js";
@@ -12,6 +13,7 @@ import { layerOf, shortName } from "./trace.js";
 export function explain(name, t, i, context) {
     const step = shortName(name);
     if (step === "embed") return embedding(name, t, i, context);
+    if (step.startsWith("rotate")) return rotation(name, t, i, context);
     if (isProduct(name, context)) return product(name, t, i, context);
     if (step.endsWith(".q")) return codes(name, t, i, context);
     if (/norm$/.test(step)) return norm(name, t, i, context);
@@ -53,6 +55,45 @@ function embedding(name, t, i, context) {
             sign("="),
             figure(full(found), "value"),
         ),
+        h("p", { class: "check" }, agreement(found, context.trace[name].row(t)[i])),
+    );
+}
+
+// A Walsh-Hadamard transform, in the order of the programs (hadamard() in runq.cpp), with signs before it, or behind it on
+// the way back. Number k counts with a plus or a minus: by whether k and i have an even number of binary ones in common.
+function rotation(name, t, i, context) {
+    const isBack = name === "rotate_back";
+    const x = context.trace[inputsOf(name, context)[0]].row(t);
+    const s = context.weights.vector("rotation");
+    const n = Math.round(1 / s[0] ** 2); // numbers that are mixed: each of s is + or - 1 / sqrt(n)
+    const begin = Math.floor(i / n) * n;
+    const signed = (k) => (isBack ? x[k] : fround(x[k] * s[k]));
+    let mixed = Array.from({ length: n }, (_, k) => signed(begin + k));
+    for (let h = 1; h < n; h *= 2) mixed = mixed.map((v, k) => fround(k & h ? mixed[k - h] - v : v + mixed[k + h]));
+    const sum = mixed[i - begin];
+    const found = isBack ? fround(sum * s[i]) : sum;
+    const isEven = (bits) => (bits ? !isEven(bits & (bits - 1)) : true);
+    const rows = Array.from({ length: n }, (_, k) => {
+        const sign = (isEven(k & (i - begin)) ? 1 : -1) * Math.sign(s[isBack ? i : begin + k]);
+        return [String(begin + k), full(x[begin + k]), sign < 0 ? "−" : "+"];
+    });
+    return panel(
+        name,
+        t,
+        i,
+        context,
+        h(
+            "p",
+            {},
+            `All ${n} numbers are added up, each with a plus or a minus of its own for every value, and the sum is divided by √${n}. So each number is shared among all, and the token's length stays: ${short(length(x))} before, ${short(length(context.trace[name].row(t)))} after.`,
+        ),
+        h(
+            "details",
+            {},
+            h("summary", {}, `The ${n} numbers and their signs`),
+            listed(rows, ["number", "before", "sign"]),
+        ),
+        formula(figure(full(found), "value")),
         h("p", { class: "check" }, agreement(found, context.trace[name].row(t)[i])),
     );
 }
@@ -205,7 +246,7 @@ function rope(name, t, i, context) {
         h(
             "p",
             {},
-            `Values ${pair % width} and ${(pair % width) + 1} of the head are the tip of an arrow. At place ${t} of the text this pair is turned by ${short(angle)} radians (up to whole turns); its length stays. The first pairs of a head turn fast, the last ones slowly.`,
+            `Values ${pair % width} and ${(pair % width) + 1} of the head are the tip of an arrow. At place ${t} of the text this pair is turned by ${short(angle)} radians (up to whole turns). The first pairs of a head turn fast, the last ones slowly.`,
         ),
         h(
             "div",

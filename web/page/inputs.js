@@ -6,15 +6,21 @@ import { layerOf, shortName } from "./trace.js";
 export function inputsOf(name, context) {
     const layer = layerOf(name);
     const at = (step) => `layers.${layer}.${step}`;
-    const stream = layer > 0 ? `layers.${layer - 1}.ffn.residual` : "embed";
     const { trace, data, model } = context;
+    const isRotated = "rotate" in trace;
+    const stream = layer > 0 ? `layers.${layer - 1}.ffn.residual` : isRotated ? "rotate" : "embed";
+    const end = `layers.${model.n_layers - 1}.ffn.residual`;
     switch (shortName(name)) {
+        case "rotate":
+            return ["embed"];
+        case "rotate_back":
+            return [end];
         case "attn.norm":
             return [stream];
         case "ffn.norm":
             return [at("attn.residual")];
         case "norm":
-            return [`layers.${model.n_layers - 1}.ffn.residual`];
+            return [isRotated ? "rotate_back" : end];
         case "attn.q_norm":
             return [at("attn.q_proj")];
         case "attn.k_norm":

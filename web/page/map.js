@@ -12,6 +12,7 @@ const STRIP = 9; // height of a step's result
 const EDGE = 3; // in front of the first step
 const PART = 12; // and behind a layer
 const NAMES = 66; // height of the steps' names
+const LENGTH = 34; // width of the stream's length, in digits
 const STREAM = 14; // height of the residual stream where it is longest
 
 // What a step is made of, for token t: {values, isCodes, matrix, cache}; matrix: {rows, columns, bits} of the weights
@@ -38,14 +39,15 @@ export function norm(row) {
     return Math.sqrt(row.reduce((sum, x) => sum + x * x, 0));
 }
 
-const isStream = (name) => name === "embed" || name.endsWith("residual");
+const isStream = (name) => /^(embed|rotate|rotate_back)$|residual$/.test(name);
 const isShared = (step) => step === "attn.scores" || step === "attn.probs"; // a part of their rows is in use
 
 // All steps in order, in parts: in front of the layers (-1), each layer, behind them (n_layers).
 function partsOf({ steps, model }) {
     const parts = [];
+    const firstInLayer = steps.findIndex((name) => layerOf(name) === 0);
     steps.forEach((name, at) => {
-        const layer = layerOf(name) >= 0 ? layerOf(name) : at < 2 ? -1 : model.n_layers;
+        const layer = layerOf(name) >= 0 ? layerOf(name) : at < firstInLayer ? -1 : model.n_layers;
         if (parts.at(-1)?.layer !== layer) parts.push({ layer, steps: [] });
         parts.at(-1).steps.push({ name, at });
     });
@@ -75,8 +77,8 @@ function draw({ context, token, isLine, width, title, shade, said }) {
     const columns = ({ name }) => Math.max(sizes.get(name).values, sizes.get(name).cache?.columns ?? 0);
     const most = Math.max(...rows.map((row) => row.flatMap((part) => part.steps.map(columns)).reduce((a, b) => a + b)));
     const gaps = Math.max(...rows.map((row) => row.reduce((n, part) => n + part.steps.length * (GAP + 1) + PART, 0)));
-    const scale = Math.min(0.21, (width - gaps - EDGE) / most); // pixels for a number
     const hasNames = !isLine && width > 700;
+    const scale = Math.min(0.21, (width - gaps - EDGE - (hasNames ? LENGTH : 0)) / most); // pixels for a number
     const norms = new Map(context.steps.filter(isStream).map((name) => [name, norm(context.trace[name].row(token))]));
     const longest = Math.max(...norms.values());
     const drawing = svg("svg", { class: "map-drawing" });
@@ -160,12 +162,14 @@ export function mapView(options) {
     const readout = h("p", { class: "readout", "aria-live": "polite" });
     const view = h("div", { class: "map-view" }, box, readout);
     let drawn = null; // the token whose map there is
+    let width = 0; // of the box; none while it is hidden
     // Outlines the chosen step.
     const mark = () => {
         box.querySelector(".map-frame")?.remove();
         const step = box.querySelector(`[data-at="${at}"]`);
-        const { x, y, width, height } = step.querySelector(".map-hit").getBBox();
-        const frame = { x: x - 2, y: y - 1, width: width - GAP + 4, height: height - STREAM + 5, rx: 3 };
+        const hit = step.querySelector(".map-hit");
+        const [x, y, w, height] = ["x", "y", "width", "height"].map((name) => Number(hit.getAttribute(name)));
+        const frame = { x: x - 2, y: y - 1, width: w - GAP + 4, height: height - STREAM + 5, rx: 3 };
         step.append(svg("rect", { ...frame, class: "map-frame" }));
     };
     const stepAt = (event) => event.target.closest?.(".map-step")?.dataset.at;
@@ -173,8 +177,8 @@ export function mapView(options) {
     view.redraw = (place = {}) => {
         token = place.token ?? token;
         at = place.at ?? at;
-        if (!box.clientWidth) return;
-        if (drawn !== token) box.replaceChildren(draw({ ...options, token, said, width: box.clientWidth }));
+        if (!width) return;
+        if (drawn !== token) box.replaceChildren(draw({ ...options, token, said, width }));
         drawn = token;
         mark();
         box.setAttribute(
@@ -203,10 +207,9 @@ export function mapView(options) {
         event.stopPropagation();
         if (context.steps[to]) go(to);
     });
-    let width = 0;
-    new ResizeObserver(() => {
-        if (box.clientWidth === width) return;
-        width = box.clientWidth;
+    new ResizeObserver(([{ contentRect }]) => {
+        if (contentRect.width === width) return;
+        width = contentRect.width;
         drawn = null;
         view.redraw();
     }).observe(box);

@@ -36,6 +36,9 @@ export function picture(name) {
             h("h4", {}, "Comes out: choose a number to see its products"),
             rowMap(name, true),
         );
+    } else if (step.startsWith("rotate")) {
+        const [input] = inputsOf(name, context);
+        parts.push(h("h4", {}, "Before"), rowMap(input, false), h("h4", {}, "After"), rowMap(name, true));
     } else parts.push(rowMap(name, true));
     if (step === "logits") parts.unshift(nextToken(context.trace.logits.row(token)));
     parts.push(allTokens(name));
@@ -149,13 +152,13 @@ function attentionPicture(name) {
         keep(false);
         text.replaceChildren(
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
-            ...Array.from({ length: token + 1 }, (_, u) => {
+            ...Array.from({ length: token + 1 }).flatMap((_, u) => {
                 const share = shares.row(token)[head * n + u];
                 const text = context.partOf(u) ? `${context.textOf(u)}(${context.partOf(u)})` : context.textOf(u);
                 const mark = h("mark", { title: `${short(100 * share)} %` }, visible(text));
                 mark.style.background = colour(share);
                 mark.style.color = inkOn(share);
-                return mark;
+                return [mark, h("wbr")];
             }),
         );
         for (const button of pick.querySelectorAll("button"))

@@ -89,7 +89,7 @@ export function product(name, t, i, context) {
     const where = isExpert ? `Row ${row} of expert ${expert}'s matrix` : `Row ${row} of ${matrix.split(".").at(-1)}`;
     const sections = groups.map((g, at) => {
         const acc = recorded ? recorded.row(t)[i * perGroup + at] : null;
-        const body = [
+        const body = () => [
             adder(x, w, g),
             formula(
                 figure(full(g.wScale), "scale of the weights", "scale"),
@@ -120,14 +120,11 @@ export function product(name, t, i, context) {
             groups.length === 1
                 ? `${n} codes of the token times ${n} codes of the weights`
                 : `Group ${at}: ${size} codes of the token times ${size} codes of the weights`;
-        return at < 2
-            ? h("section", { class: "group" }, h("h4", {}, title), body)
-            : h(
-                  "details",
-                  { class: "group" },
-                  h("summary", {}, `${title}: ${whole(g.sum)}; the sum after it is ${full(g.total)}`),
-                  body,
-              );
+        if (at < 2) return h("section", { class: "group" }, h("h4", {}, title), body());
+        const summary = h("summary", {}, `${title}: ${whole(g.sum)}; the sum after it is ${full(g.total)}`);
+        const box = h("details", { class: "group" }, summary);
+        box.addEventListener("toggle", () => box.append(...body().flat().filter(Boolean)), { once: true });
+        return box;
     });
     const sums =
         groups.length === 1
@@ -193,7 +190,7 @@ function adder(x, w, g) {
                 class: "tile",
                 title: `value ${g.begin + k}: ${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])} = ${whole(p)}`,
             },
-            h("span", { class: "pair" }, `${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])}`),
+            `${whole(x[g.begin + k])} × ${whole(w.codes[g.begin + k])}`,
             h("b", {}, whole(p)),
         );
         tile.style.background = colour(p / most);

@@ -108,7 +108,9 @@ export function stepOrder(name, order) {
         const at = order.indexOf(found[2]);
         return [2 + Number(found[1]), at < 0 ? order.length : at, part];
     }
-    const outside = { tokens: -1, positions: 0, embed: 1, norm: 2 ** 30, logits: 2 ** 30 + 1 };
+    const last = 2 ** 30; // behind the layers, which are 2, 3, ...
+    const outside = { tokens: -2, positions: -1, embed: 0, rotate: 1 };
+    Object.assign(outside, { rotate_back: last, norm: last + 1, logits: last + 2 });
     return [Object.hasOwn(outside, base) ? outside[base] : 2 ** 31, 0, part];
 }
 

@@ -1,6 +1,6 @@
 // The first view: one run, step by step.
 
-import { byId, guided, h } from "./dom.js";
+import { afterwards, byId, guided, h } from "./dom.js";
 import { folding, modelChoice, promptField, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
@@ -18,6 +18,7 @@ export const current = () => state;
 const AMOUNTS = [1, 8, 16, 32, 64];
 const AMOUNT = 16;
 let choice = null; // of a model
+let controls = null;
 let run = null; // runs what the form says, then shows a place of it
 
 export function startWalk() {
@@ -41,29 +42,36 @@ export function startWalk() {
         h("div", { class: "field" }, h("label", { for: "amount" }, "New tokens"), amount),
         button,
         choice,
-        shortcuts(),
     );
     const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
-    const controls = folding(told, form);
+    controls = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
     });
-    run = (of = null, wrong = []) =>
-        working(button, status, "The program runs ...", async () => {
+    let said = "";
+    run = (of = null, wrong = [], isThere = false) =>
+        working(button, status, "The program runs ...", async (isLast) => {
+            if (isThere) {
+                look(state.context, of, wrong);
+                return said;
+            }
             const before = performance.now();
             const ran = { model: state.model, prompt: prompt.value, amount: Number(amount.value) };
             const context = await contextOfRun(ran.model, { prompt: ran.prompt, newTokens: ran.amount });
+            if (!isLast()) return "";
             look(context, of, wrong);
             controls.fold();
             state.ran = ran;
             keep(true);
-            return `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
+            said = `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
+            return said;
         });
     root.append(
         h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
         controls,
         status,
+        shortcuts(),
         h("div", { id: "run-view" }),
     );
     document.addEventListener("keydown", (event) => {
@@ -116,9 +124,9 @@ export async function visitWalk(of) {
     choice.choose(state.model);
     state.prompt = byId("prompt").value = wanted.prompt;
     byId("amount").value = String(wanted.amount);
-    const isThere = state.context && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
-    if (isThere) look(state.context, of, wrong);
-    else await run(of, wrong);
+    controls.say();
+    const isThere = state.context !== null && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
+    await run(of, wrong, isThere);
     if (!state.context) return;
     if (of.has("step")) byId(state.hasMap ? "map" : "stage").scrollIntoView({ block: "start" });
     if (wrong.length) byId("walk").querySelector(".status").failed(saidWrong(wrong));
@@ -252,9 +260,11 @@ export function goToken(t) {
     state.cell = -1;
     byId("token-range").value = String(t);
     markToken();
-    showPath();
     showStage();
     keep(false);
+    afterwards(() => {
+        for (const map of maps) map.redraw({ token: state.token });
+    });
 }
 
 // Tokens as chips, and the scrubber below.
@@ -344,7 +354,11 @@ function markToken() {
         const isIt = Number(chip.dataset.token) === token;
         chip.setAttribute("aria-pressed", String(isIt));
         chip.tabIndex = isIt ? 0 : -1;
-        if (isIt) chip.parentElement.scrollTo({ left: chip.offsetLeft - chip.parentElement.clientWidth / 2 });
+        if (isIt)
+            requestAnimationFrame(() => {
+                const box = chip.parentElement;
+                box.scrollTo({ left: chip.offsetLeft - box.clientWidth / 2 });
+            });
     }
     byId("token-said").textContent = `Token ${token} (of 0 to ${context.tokens.length - 1}): “${context.said(token)}”`;
 }
@@ -368,23 +382,49 @@ function pathKeys(event) {
     go(to);
 }
 
-// The way through the model: what is in front of the layers, the chosen layer, what is behind.
+const BEHIND = ["rotate_back", "norm", "norm.q", "logits"]; // the last layer
+
+// The way through the model: what is in front of the layers, the chosen layer, what is behind. A step of the same layer
+// moves the mark alone.
 function showPath() {
     const { context, at, token } = state;
+    const name = context.steps[at];
     for (const map of maps) map.redraw({ at, token });
     const nav = byId("path");
     const focused = nav.contains(document.activeElement) ? document.activeElement.id : "";
-    const layer = Math.max(
-        0,
-        layerOf(context.steps[at]) >= 0
-            ? layerOf(context.steps[at])
-            : shortName(context.steps[at]).startsWith("norm") || context.steps[at] === "logits"
-              ? context.model.n_layers - 1
-              : 0,
+    const isBehind = BEHIND.includes(name);
+    const layer = Math.max(0, isBehind ? context.model.n_layers - 1 : layerOf(name));
+    if (nav.dataset.layer !== String(layer)) {
+        nav.dataset.layer = String(layer);
+        nav.replaceChildren(...pathOf(layer));
+    }
+    for (const button of nav.querySelectorAll("[aria-current]")) {
+        button.removeAttribute("aria-current");
+        button.tabIndex = -1; // one stop for the list; arrow keys go on from there
+    }
+    const marked = byId(`go-${at}`);
+    marked.setAttribute("aria-current", "step");
+    marked.tabIndex = 0;
+    if (focused.startsWith("go-")) marked.focus({ preventScroll: true });
+    else if (focused) byId(focused)?.focus();
+    requestAnimationFrame(() => {
+        const side = nav.scrollWidth > nav.clientWidth;
+        if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
+        else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
+    });
+    byId("step-said").replaceChildren(
+        `Step ${at + 1} of ${context.steps.length}`,
+        h("span", { class: "quiet" }, `: ${title(name)}, ${name}`),
     );
-    const item = (name) => {
-        const i = context.steps.indexOf(name);
-        return h(
+    byId("back").disabled = at === 0;
+    byId("step").disabled = at === context.steps.length - 1;
+}
+
+// Its steps as buttons, and the layer's slider.
+function pathOf(layer) {
+    const { context } = state;
+    const item = (name, i) =>
+        h(
             "li",
             {},
             h(
@@ -392,8 +432,7 @@ function showPath() {
                 {
                     type: "button",
                     id: `go-${i}`,
-                    tabindex: i === at ? "0" : "-1", // one stop for the list; arrow keys go on from there
-                    "aria-current": i === at ? "step" : null,
+                    tabindex: "-1",
                     class: name.endsWith(".q") ? "quantize" : isProduct(name, context) ? "product" : "",
                     onclick: () => go(i),
                 },
@@ -401,8 +440,12 @@ function showPath() {
                 h("small", {}, shortName(name)),
             ),
         );
-    };
-    const of = (test) => context.steps.filter(test).map(item);
+    const list = (test) =>
+        h(
+            "ol",
+            {},
+            context.steps.map((name, i) => (test(name) ? item(name, i) : null)),
+        );
     const scrub = h("input", {
         type: "range",
         id: "layer-range",
@@ -418,12 +461,8 @@ function showPath() {
             byId("layer-range").focus();
         },
     });
-    nav.replaceChildren(
-        h(
-            "ol",
-            {},
-            of((name) => ["tokens", "embed"].includes(name)),
-        ),
+    return [
+        list((name) => layerOf(name) < 0 && !BEHIND.includes(name)),
         h(
             "label",
             { class: "scrubber layer" },
@@ -431,38 +470,12 @@ function showPath() {
             scrub,
         ),
         h("p", { class: "part" }, "Attention"),
-        h(
-            "ol",
-            {},
-            of((name) => name.startsWith(`layers.${layer}.attn.`)),
-        ),
+        list((name) => name.startsWith(`layers.${layer}.attn.`)),
         h("p", { class: "part" }, "Feed-forward"),
-        h(
-            "ol",
-            {},
-            of((name) => layerOf(name) === layer && !name.startsWith(`layers.${layer}.attn.`)),
-        ),
+        list((name) => layerOf(name) === layer && !name.startsWith(`layers.${layer}.attn.`)),
         h("p", { class: "part" }, "Behind the last layer"),
-        h(
-            "ol",
-            {},
-            of((name) => ["norm", "norm.q", "logits"].includes(name)),
-        ),
-    );
-    const marked = nav.querySelector("[aria-current]");
-    if (focused.startsWith("go-")) marked?.focus({ preventScroll: true });
-    else if (focused) byId(focused)?.focus();
-    if (marked) {
-        const side = nav.scrollWidth > nav.clientWidth;
-        if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
-        else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
-    }
-    byId("step-said").replaceChildren(
-        `Step ${at + 1} of ${context.steps.length}`,
-        h("span", { class: "quiet" }, `: ${title(context.steps[at])}, ${context.steps[at]}`),
-    );
-    byId("back").disabled = at === 0;
-    byId("step").disabled = at === context.steps.length - 1;
+        list((name) => BEHIND.includes(name)),
+    ];
 }
 
 // ----------------------------------------------------------------------------
