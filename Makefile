@@ -148,6 +148,7 @@ help:
 	@echo 'Hardware: docs/rtl.md'
 	@echo 'make hw          build and test the SystemVerilog of hw/ (FULL=1: 10^8 random pairs; make hw-quick: a part)'
 	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
+	@echo 'make chip-story  a whole token in RTL, from its id to its logits: the golden stories, traces, clocks of each step (ARRAY=16x16)'
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo
 	@echo 'Pages'

