@@ -383,29 +383,39 @@ def test_explanations_give_the_value(opened, model):
         assert page.locator(".explain .check").last.inner_text() == IS_THE_PROGRAMS, step
 
 
-def test_two_schemes_are_compared(opened):
+@pytest.mark.parametrize(("second", "is_close"), [("w8a8", True), ("gptq", False)])
+def test_two_schemes_are_compared(opened, second, is_close):
     page = opened("compare")
     page.wait_for_selector("#compare-said")
     unfold(page, "compare")
-    page.check("input[name=compare-b][value=w8a8]", force=True)
+    page.check(f"input[name=compare-b][value={second}]", force=True)
     page.click("#compare form button[type=submit]")
     page.wait_for_selector("#compare form button[type=submit]:enabled", state="attached")
     page.select_option("#compare-step", label="layers.2.ffn.norm.q")
-    codes, ids = page.evaluate(
-        """async () => {
+    codes, ids, logits = page.evaluate(
+        """async (second) => {
             const { contextOfRun } = await import("./context.js");
             const text = { prompt: "Once upon a time", newTokens: 32 };
-            const [a, own] = [await contextOfRun("q8", text), await contextOfRun("w8a8", text)];
-            const b = await contextOfRun("w8a8", { ids: a.tokens, newTokens: 1 });
+            const [a, own] = [await contextOfRun("q8", text), await contextOfRun(second, text)];
+            const b = await contextOfRun(second, { ids: a.tokens, newTokens: 1 });
             const row = (run) => Array.from(run.trace["layers.2.ffn.norm.q"].row(a.nPrompt - 1));
-            return [[row(a), row(b)], [a.newIds, own.newIds]];
-        }"""
+            const logits = a.newIds.map((_, i) => Array.from(a.trace.logits.row(a.nPrompt - 1 + i)));
+            return [[row(a), row(b)], [a.newIds, own.newIds], logits];
+        }""",
+        second,
     )
     differ = sum(x != y for x, y in zip(*codes, strict=True))
     same = next(i for i, (x, y) in enumerate(zip(*ids, strict=True)) if x != y)
     assert page.inner_text("#compare-said").startswith(f"{differ} of {len(codes[0])} codes differ")
-    parted = f"After {same} equal token" if same else "They part at the first token."
-    assert parted in page.inner_text("#compare-view")
+    parted = f"After {same} equal tokens they part." if same else "They part at the first token."
+    p = np.exp(logits[same] - np.max(logits[same]))
+    p /= p.sum()
+    first, next_ = np.argsort(-p)[:2]
+    assert (p[next_] >= 0.9 * p[first]) == is_close
+    if is_close:
+        texts = [f"“{page_data()['vocabularies']['tiny-llama'][i].replace(' ', '␣')}”" for i in (first, next_)]
+        parted += f" {' and '.join(texts)} were almost equally likely in Q8: {p[first]:.2%} and {p[next_]:.2%}."
+    assert page.inner_text("#compare-parted").replace(" %", "%") == parted
     assert page.locator("#growth polyline").count() == 2
     assert page.locator("#growth .name").all_text_contents() == ["residual stream", "ffn.norm"]
 

@@ -299,6 +299,9 @@ def test_the_map_leads_to_steps(opened):  # noqa: F811
         page.keyboard.press(key)
         assert page.inner_text("#step-name") == step
         assert step in line.get_attribute("aria-label")
+    page.evaluate("async (at) => (await import('./walk.js')).go(at)", steps.index("layers.2.attn.scores"))
+    assert page.inner_text(".shape b") == "4 × 4 numbers"  # heads, tokens up to number 3
+    assert "16 fp32 numbers" in page.inner_text(".map > .map-view .readout")
     page.click("#map > summary")
     page.wait_for_selector("#map .map-step")
     assert not page.is_visible(".map > .map-view")
@@ -348,8 +351,12 @@ def test_the_tour_goes_through_its_stops(opened):  # noqa: F811
             if stop[key].startswith("walk"):
                 assert page.inner_text("#step-name") == wanted["step"]
                 assert page.locator("#explained .explain").count() == int("cell" in wanted)
-                title = page.locator("#map" if "map" in wanted else "#stage .step-title").bounding_box()
-                assert 0 <= title["y"] < page.locator("#tour").bounding_box()["y"]
+                what = "#map" if "map" in wanted else "#stage .step-title"
+                what = "#explained .formula" if "cell" in wanted else what
+                place = "(what) => document.querySelector(what).getBoundingClientRect()"
+                if "cell" in wanted:
+                    until(page, f"(what) => ({place})(what).bottom <= ({place})('#tour').top", what)
+                assert 0 <= page.evaluate(f"(what) => ({place})(what).top", what) < page.evaluate(place, "#tour")["top"]
             if key == "at":
                 page.focus("#tour-click")
                 page.keyboard.press("Enter")
@@ -525,10 +532,26 @@ def test_a_matrix_in_fewer_bits(opened, name):  # noqa: F811
     assert 0.01 < errors[4] < 0.5 * errors[2]
     page = open_at(opened, f"compare?b=bits&matrix={name}&bits=2")
     words = page.inner_text("#compare-divergence")
+    # Errors of 0 are on a line of their own, below all others.
+    zero, least, dots = page.locator("#growth svg").evaluate(
+        """(chart) => {
+            const at = (text) => Number(text.getAttribute("y")) - 4;
+            const [zero, least] = chart.querySelectorAll("text[text-anchor=end]:not(.name)");
+            const dots = Array.from(chart.querySelectorAll("circle"), (it) => [it.textContent, it.cy.baseVal.value]);
+            return [[zero.textContent, at(zero)], at(least), dots];
+        }"""
+    )
+    assert zero[0] == "0 %"
+    assert {text.endswith(": 0 %") for text, _ in dots} == {True, False}
+    for text, y in dots:
+        assert y == pytest.approx(zero[1]) if text.endswith(": 0 %") else y <= least + 1e-9, text
     page.locator("#compare-bits").fill("8")
     page.locator("#compare-bits").dispatch_event("change")
     page.wait_for_selector("#compare-divergence:has-text(': 0 bits')")
     assert "No step of this token differs." in page.inner_text("#compare-grows")
+    assert page.inner_text("#compare-legend") == "error of this token: no difference"
+    assert page.inner_text("#growth").startswith("No difference")
+    assert page.locator("#growth svg").count() == 0
     assert words != page.inner_text("#compare-divergence")
     until(page, "(text) => location.hash.includes(text)", "bits=8")
 
@@ -558,7 +581,7 @@ def test_places_in_firefox(server, tmp_path, width):  # noqa: F811
             if step:
                 firefox.wait_for(f"document.querySelector('#step-name').textContent === {json.dumps(step)}")
             firefox.wait_for("document.querySelectorAll('button:disabled:not(#back, #step)').length === 0")
-            assert firefox.evaluate("document.documentElement.scrollWidth") <= width, stop["title"]
+            firefox.wait_for(f"document.documentElement.scrollWidth <= {width}")  # once heat maps have their width
         firefox.wait_for("document.querySelector('#break-view .headline') !== null")
         firefox.evaluate("history.back()")
         firefox.wait_for("!document.querySelector('#compare').hidden")

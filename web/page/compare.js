@@ -240,9 +240,22 @@ function stories(a, own) {
                 h("span", { class: "parted" }, words(ids.slice(same), context.vocabulary)),
             ),
         );
-    const said = same === x.length && x.length === y.length ? `Both write the same ${same} tokens.` : partedAfter(same);
-    return [h("p", {}, said), h("div", { class: "side" }, story(a, x), story(own, y))];
+    const said =
+        same === x.length && x.length === y.length
+            ? `Both write the same ${same} tokens.`
+            : `${partedAfter(same)} ${closeCall(a, a.nPrompt - 1 + same)}`;
+    return [h("p", { id: "compare-parted" }, said), h("div", { class: "side" }, story(a, x), story(own, y))];
 }
+
+// A sentence on the two most probable next tokens behind token t, if their probabilities are within 10 % of each other.
+function closeCall(context, t) {
+    const [first, second] = sampler(context.trace.logits.row(t), 1, 1).all;
+    if (second.p < 0.9 * first.p) return "";
+    const [one, other] = [first, second].map(({ id }) => `“${visible(context.vocabulary[id])}”`);
+    return `${one} and ${other} were almost equally likely in ${nameOf(context)}: ${percent(first.p)} and ${percent(second.p)}.`;
+}
+
+const percent = (p) => `${(100 * p).toFixed(2)} %`;
 
 // ----------------------------------------------------------------------------
 
@@ -273,19 +286,7 @@ function differences() {
         },
         go: (i) => go(steps.indexOf(a.steps[i])),
     });
-    const view = h(
-        "div",
-        {},
-        h("p", { id: "compare-grows" }),
-        map,
-        h(
-            "p",
-            { class: "legend" },
-            "error of this token: 0 %",
-            h("span", { class: "legend-bar shade" }),
-            h("span", { id: "compare-largest" }),
-        ),
-    );
+    const view = h("div", {}, h("p", { id: "compare-grows" }), map, h("p", { class: "legend", id: "compare-legend" }));
     return { map, view };
 }
 
@@ -295,7 +296,6 @@ function measure() {
     state.measured = token;
     state.errors = new Map(steps.map((name) => [name, errorAt(name, token)]));
     state.largest = Math.max(1e-9, ...[...state.errors.values()].filter(Number.isFinite));
-    byId("compare-largest").textContent = `${short(100 * state.largest)} %`;
     let most = { added: 0 };
     for (const [name, error] of state.errors) {
         const before = Math.max(0, ...inputsOf(name, a).map((input) => state.errors.get(input) ?? 0));
@@ -304,6 +304,11 @@ function measure() {
     byId("compare-grows").textContent = most.name
         ? `For this token the error grows most at ${most.name}, “${title(most.name)}”: from ${short(100 * most.before)} % in what it reads to ${short(100 * most.error)} %. Choose a step on the map to see it below.`
         : "No step of this token differs.";
+    const largest = h("span", { id: "compare-largest" }, `${short(100 * state.largest)} %`);
+    byId("compare-legend").replaceChildren(
+        "error of this token: ",
+        ...(most.name ? ["0 %", h("span", { class: "legend-bar shade" }), largest] : ["no difference"]),
+    );
 }
 
 // The sum of p log(p / q) over the next tokens, in bits: how much the second's probabilities differ from the first's.
@@ -325,12 +330,12 @@ function next() {
     const shown = new Set([...[...x.keys()].slice(0, 5), ...[...y.keys()].slice(0, 5)]);
     const at = (t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t));
     state.average ??= a.tokens.reduce((sum, _, t) => sum + at(t), 0) / a.tokens.length;
-    const cell = (p) => h("td", { class: "number" }, `${(100 * p).toFixed(2)} %`);
+    const cell = (p) => h("td", { class: "number" }, percent(p));
     byId("compare-next").replaceChildren(
         h(
             "p",
             { id: "compare-divergence" },
-            `Kullback-Leibler divergence of the second from the first: ${short(at(token))} bits behind this token, ${short(state.average)} on average over all. 0 says that both find every next word equally likely.`,
+            `Kullback-Leibler divergence of the second from the first: ${short(at(token))} bits behind this token, ${short(state.average)} on average over all. 0 says that both find every next word equally likely. Its bits are bits of information, not of weights.`,
         ),
         h(
             "table",
@@ -378,11 +383,17 @@ function growth() {
         );
         series.push({ name: kind, values, class: "b" });
     }
+    const all = series.flatMap((s) => s.values).filter((v) => !Number.isNaN(v));
+    if (all.every((v) => v === 0))
+        return byId("growth").replaceChildren(
+            h("p", { class: "note" }, "No difference: the residual stream is the same in both, for all tokens."),
+        );
+    const zero = all.includes(0) ? ", but for the lowest, which is 0" : "";
     byId("growth").replaceChildren(
         h(
             "p",
             { class: "note" },
-            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens. The axis is logarithmic: each line of the grid is ten times the one below. The residual stream, ${series[1] ? `and ${kind} of each layer` : "place by place"}.`,
+            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens. The axis is logarithmic: each line of the grid is ten times the one below${zero}. The residual stream, ${series[1] ? `and ${kind} of each layer` : "place by place"}.`,
         ),
         lineChart(
             series,

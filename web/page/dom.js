@@ -290,20 +290,22 @@ function legend(values, most, from = minimum(values)) {
     return box;
 }
 
-// A line chart: series of {name, values, class}, named in it; x is 0 .. n - 1 with labels; y logarithmic, zero at the
-// bottom. width: in pixels.
+// A line chart: series of {name, values, class}, named in it; x is 0 .. n - 1 with labels; y logarithmic. A zero, which has
+// no place there, is on a line of its own below. width: in pixels.
 export function lineChart(series, labels, title, width) {
     const height = width < 560 ? 210 : 260;
     const [left, right, bottom, top] = [52, 24, 30, 26];
-    const all = series.flatMap((s) => s.values).filter((v) => v > 0 && Number.isFinite(v));
-    const low = Math.floor(Math.log10(Math.min(1, ...all)));
+    const all = series.flatMap((s) => s.values).filter(Number.isFinite);
+    const hasZero = all.includes(0);
+    const low = Math.floor(Math.log10(Math.min(1, ...all.filter((v) => v > 0)))) - Number(hasZero);
     const high = Math.ceil(Math.log10(Math.max(10 ** (low + 1), ...all)));
     const x = (i) => left + (i * (width - left - right)) / Math.max(1, labels.length - 1);
     const y = (v) => height - bottom - (v > 0 ? ((Math.log10(v) - low) / (high - low)) * (height - bottom - top) : 0);
     const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": title });
     for (let e = low; e <= high; e++) {
         chart.append(svg("line", { x1: left, x2: width - right, y1: y(10 ** e), y2: y(10 ** e), class: "grid" }));
-        const label = e >= -1 ? `${Math.round(100 * 10 ** e)} %` : `${Number((100 * 10 ** e).toPrecision(1))} %`;
+        const size = hasZero && e === low ? 0 : 10 ** e;
+        const label = e >= -1 ? `${Math.round(100 * size)} %` : `${Number((100 * size).toPrecision(1))} %`;
         chart.append(svg("text", { x: left - 6, y: y(10 ** e) + 4, "text-anchor": "end" }, label));
     }
     labels.forEach((label, i) => {

@@ -15,13 +15,18 @@ const NAMES = 66; // height of the steps' names
 const LENGTH = 34; // width of the stream's length, in digits
 const STREAM = 14; // height of the residual stream where it is longest
 
+// Dimensions of a step's values of token t: of scores and shares those of the positions up to its own.
+export function shapeOf(name, t, { trace }) {
+    const [, ...shape] = trace[name].shape;
+    return isShared(shortName(name)) ? [shape[0], t + 1] : shape;
+}
+
 // What a step is made of, for token t: {values, isCodes, matrix, cache}; matrix: {rows, columns, bits} of the weights
 // that it reads, cache: {rows, columns} of the keys or values.
 export function sizesOf(name, t, context) {
     const { trace, model } = context;
     const step = shortName(name);
-    const [, heads] = trace[name].shape;
-    const values = isShared(step) ? heads * (t + 1) : trace[name].perToken;
+    const values = shapeOf(name, t, context).reduce((n, m) => n * m, 1);
     const sizes = { values, isCodes: trace[name].isWhole, matrix: null, cache: null };
     if (isProduct(name, context)) {
         const columns = trace[inputsOf(name, context)[0]].shape.at(-1);

@@ -129,6 +129,7 @@ export function showStop(n) {
         if (STOPS[to - 1]) byId(id).href = stopAt(to);
         else byId(id).removeAttribute("href");
     }
+    document.documentElement.style.setProperty("--tour", `${box.offsetHeight}px`);
 }
 
 function panel() {

@@ -4,7 +4,7 @@ import { afterwards, byId, guided, h } from "./dom.js";
 import { folding, modelChoice, promptField, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
-import { mapView } from "./map.js";
+import { mapView, shapeOf } from "./map.js";
 import { codeLines } from "./parts.js";
 import { picture } from "./pictures.js";
 import { whole } from "./numbers.js";
@@ -129,7 +129,15 @@ export async function visitWalk(of) {
     await run(of, wrong, isThere);
     if (!state.context) return;
     if (of.has("step")) byId(state.hasMap ? "map" : "stage").scrollIntoView({ block: "start" });
+    // A frame later, when heat maps have their height.
+    if (of.has("tour")) requestAnimationFrame(() => requestAnimationFrame(aboveTour));
     if (wrong.length) byId("walk").querySelector(".status").failed(saidWrong(wrong));
+}
+
+// Scrolls so that the tour's panel covers nothing of an explanation that fits above it, and of a longer one not the formula.
+function aboveTour() {
+    for (const part of [".explain", ".formula"])
+        byId("explained").querySelector(part)?.scrollIntoView({ block: "nearest" });
 }
 
 // For whoever has a minute: straight to what the page is about.
@@ -490,7 +498,7 @@ function showStage() {
     const program = data.programs[context.model.program];
     const source = program.steps[step];
     const layer = layerOf(name);
-    const shape = tensor.shape.slice(1);
+    const shape = shapeOf(name, token, context);
     const stage = byId("stage");
     stage.replaceChildren(
         h(
