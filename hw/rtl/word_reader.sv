@@ -6,7 +6,7 @@
 // as they came.
 //
 // Handshake: AXI4; of the words, valid and ready. Latency: 2 clocks from start_i to ar_valid_o, 1 from r_valid_i to valid_o.
-// Throughput: a word a clock.
+// Throughput: a word a clock. Reset drops all.
 
 module word_reader #(
     parameter int BYTES     = 16,  // of a beat, a power of two from 4 on

@@ -3,6 +3,7 @@
 // ports of memory.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <deque>
@@ -273,15 +274,21 @@ TEST_CASE("vector_memory: streams of numbers and of pairs") {
             top.start_i = 0;
             for (int clock = random.in(0, 9); clock > 0; clock--) sim.tick();
             sim.reset();
+            for (int clock = 0; clock < 4; clock++, sim.tick()) CHECK(!top.valid_o);
         }
+        // Numbers are written over those that have come, unless these are read again.
+        const bool in_place = !two || a + n <= b || b + std::min(n, period) <= a;
         top.start_i = 1, top.pairs_i = two, top.a_i = uint8_t(a), top.b_i = uint8_t(b);
         top.n_i = uint16_t(n), top.period_i = uint16_t(period), top.ready_i = 0;
+        top.write_start_i = 1, top.write_at_i = uint8_t(a);
         sim.tick();
-        top.start_i = 0;
-        size_t came = 0;
+        top.start_i = top.write_start_i = 0;
+        size_t came = 0, written = 0;
         const bool stalls = random.one_in(2);
         for (int clock = 0; clock < 400; clock++) {
             top.ready_i = !(stalls && random.one_in(2));
+            top.write_i = in_place && written < came && random.one_in(2);
+            if (top.write_i) top.data_i = memory[a + written++] = uint32_t(random());
             sim.settle();
             if (top.valid_o && top.ready_i) {
                 REQUIRE(came < n);
@@ -305,17 +312,25 @@ TEST_CASE("beat_to_words: words of beats, from any lane on") {
     Random random(9);
     for (int i = 0; i < 300; i++) {
         const size_t n = size_t(random.in(1, 40)), lane = size_t(random.in(0, 3)), beats = (n + lane + 3) / 4;
-        top.start_i = 1, top.lane_i = uint8_t(lane), top.words_i = uint32_t(n);
-        sim.tick();
-        top.start_i = 0;
-        // Two beats more than are needed: they are thrown away.
-        const std::vector<uint64_t> found = stream(
-            sim, beats + 2, n,
-            [&](size_t beat) {
-                for (size_t j = 0; j < 4; j++)
-                    set_lane(top.beat_i, int(j), 32, int32_t(1000 * i) + int32_t(4 * beat + j));
-            },
-            [&] { return top.word_o; }, random.one_in(2));
+        auto words = [&](bool stalls, int64_t after) {
+            top.start_i = 1, top.lane_i = uint8_t(lane), top.words_i = uint32_t(n);
+            sim.tick();
+            top.start_i = 0;
+            // Two beats more than are needed: they are thrown away.
+            return stream(
+                sim, beats + 2, n,
+                [&](size_t beat) {
+                    for (size_t j = 0; j < 4; j++)
+                        set_lane(top.beat_i, int(j), 32, int32_t(1000 * i) + int32_t(4 * beat + j));
+                },
+                [&] { return top.word_o; }, stalls, after);
+        };
+        if (i % 10 == 0) {  // words that a reset drops
+            words(false, random.in(1, 9));
+            sim.reset();
+            CHECK((!top.valid_o && !top.active_o));
+        }
+        const std::vector<uint64_t> found = words(random.one_in(2), 0);
         for (size_t j = 0; j < n; j++) CHECK(found[j] == uint64_t(1000 * i) + lane + j);
         for (int clock = 0; clock < 4; clock++) {
             top.ready_i = 1;
@@ -334,9 +349,20 @@ static void check_reader() {
     top.start_i = top.r_valid_i = 0;
     sim.reset();
     Random random(13);
-    constexpr uint64_t base = 0x1200000000;
+    constexpr uint64_t base = 0x1200000000 - 8192;  // 4 GB end among the words
     auto word_at = [](uint64_t address) { return uint32_t(address * 2654435761u >> 2); };
     for (int i = 0; i < 400; i++) {
+        if (i % 20 == 0) {  // a read that a reset ends
+            top.start_i = 1, top.address_i = base, top.words_i = 1000;
+            sim.tick();
+            top.start_i = 0;
+            for (int clock = random.in(0, 9); clock > 0; clock--) {
+                top.ar_ready_i = random.one_in(2);
+                sim.tick();
+            }
+            sim.reset();
+            CHECK((!top.active_o && !top.ar_valid_o));
+        }
         const uint64_t address = base + 4 * uint64_t(random.in(0, 4000));
         const size_t n = size_t(random.in(1, i % 10 == 0 ? 2000 : 40));
         const bool stalls = random.one_in(2);
@@ -353,7 +379,7 @@ static void check_reader() {
             REQUIRE(clock < 20000);
             top.ar_ready_i = !(stalls && random.one_in(3)), top.ready_i = !(stalls && random.one_in(3));
             if (!top.r_valid_i && !bursts.empty() && !(stalls && random.one_in(3))) {
-                top.r_valid_i = 1, top.r_error_i = 0;
+                top.r_valid_i = 1, top.r_error_i = random.one_in(8);
                 for (int j = 0; j < bytes / 4; j++)
                     set_lane(top.r_data_i, j, 32, int32_t(word_at(bursts.front().at + 4 * uint64_t(j))));
             }
@@ -363,6 +389,7 @@ static void check_reader() {
                 came++;
             }
             const bool r = top.r_valid_i && top.r_ready_o;
+            CHECK(top.error_o == (r && top.r_error_i));
             if (top.ar_valid_o && top.ar_ready_i) {
                 const uint64_t at = top.ar_address_o, end = at + uint64_t(top.ar_len_o + 1) * bytes;
                 CHECK((at % bytes == 0 && at / 4096 == (end - 1) / 4096));
@@ -378,9 +405,6 @@ static void check_reader() {
         CHECK(came == n);
         CHECK(asked == (address % bytes + 4 * n + bytes - 1) / bytes);
     }
-    top.r_valid_i = top.r_error_i = 1;
-    sim.settle();
-    CHECK(top.error_o);
 }
 TEST_CASE("word_reader: any words of memory") {
     check_reader<Vword_reader, 16>();
@@ -395,7 +419,19 @@ static void check_writer() {
     top.start_i = top.b_valid_i = 0;
     sim.reset();
     Random random(19);
+    constexpr uint64_t base = (uint64_t(1) << 32) - 512;  // 4 GB end among the words
     for (int i = 0; i < 400; i++) {
+        if (i % 20 == 0) {  // a write that a reset ends
+            top.start_i = top.valid_i = 1, top.address_i = base, top.words_i = 50;
+            sim.tick();
+            top.start_i = 0;
+            for (int clock = random.in(0, 9); clock > 0; clock--) {
+                top.aw_ready_i = random.one_in(2), top.w_ready_i = random.one_in(2);
+                sim.tick();
+            }
+            sim.reset();
+            CHECK((!top.active_o && !top.aw_valid_o && !top.w_valid_o));
+        }
         Words memory(256), wanted(256);
         for (Words* m : {&memory, &wanted})
             for (size_t j = 0; j < m->size(); j++) (*m)[j] = uint32_t(j);
@@ -406,17 +442,18 @@ static void check_writer() {
         int answers = 0;
         size_t in = 0;
         bool offered = false;
-        top.start_i = 1, top.address_i = 4 * first, top.words_i = uint32_t(n);
+        top.start_i = 1, top.address_i = base + 4 * first, top.words_i = uint32_t(n);
         sim.tick();
         top.start_i = 0;
         for (int clock = 0; top.active_o; clock++) {
             REQUIRE(clock < 5000);
-            offered = in < n && (offered || !(stalls && random.one_in(3)));
-            top.valid_i = offered;
-            if (offered) top.word_i = wanted[first + in] = uint32_t(9000 * i) + uint32_t(in);
+            offered = offered || !(stalls && random.one_in(3));  // behind the last one, too
+            top.valid_i = offered, top.word_i = uint32_t(9000 * i) + uint32_t(in);
             top.aw_ready_i = !(stalls && random.one_in(2)), top.w_ready_i = !(stalls && random.one_in(2));
             if (!top.b_valid_i && answers > 0 && !(stalls && random.one_in(2))) top.b_valid_i = 1;
+            top.b_error_i = random.one_in(4);
             sim.settle();
+            CHECK(top.error_o == (top.b_valid_i && top.b_error_i));
             if (top.aw_valid_o && top.aw_ready_i) addresses.push_back(top.aw_address_o);
             if (top.w_valid_o && top.w_ready_i) {
                 Words words;
@@ -427,12 +464,15 @@ static void check_writer() {
                 for (size_t j = 0; j < bytes / 4; j++) {
                     const uint32_t strobe = beats.front().second >> 4 * j & 15;
                     CHECK((strobe == 0 || strobe == 15));
-                    if (strobe != 0) memory[addresses.front() / 4 + j] = beats.front().first[j];
+                    if (strobe != 0) memory.at((addresses.front() - base) / 4 + j) = beats.front().first[j];
                 }
                 CHECK((beats.front().second != 0 && addresses.front() % bytes == 0));
                 addresses.pop_front(), beats.pop_front(), answers++;
             }
-            if (offered && top.ready_o) in++, offered = false;
+            if (offered && top.ready_o) {
+                REQUIRE(in < n);
+                wanted[first + in++] = top.word_i, offered = false;
+            }
             const bool b = top.b_valid_i && top.b_ready_o;
             sim.tick();
             if (b) top.b_valid_i = 0, answers--;
@@ -441,9 +481,6 @@ static void check_writer() {
         CHECK(answers == 0);
         CHECK(memory == wanted);
     }
-    top.b_valid_i = top.b_error_i = 1;
-    sim.settle();
-    CHECK(top.error_o);
 }
 TEST_CASE("word_writer: any words of memory") {
     check_writer<Vword_writer, 16>();
