@@ -71,7 +71,9 @@ def test_what_the_chip_does_not_run_is_refused():
 
 
 @pytest.mark.skipif(shutil.which("verilator") is None, reason="needs verilator: make chip-story installs it")
-@pytest.mark.skipif(" " in str(ROOT), reason="the make files of Verilator take no path with a space")
+@pytest.mark.skipif(
+    " " in str(ROOT), reason="needs a directory whose path has no space, as the make files of Verilator do"
+)
 def test_the_story_of_a_token():
     """Two ids, a trace, and the clocks of the model; with FULL=1 of both models, and from a memory that pauses."""
     made = subprocess.run(["make", "-s", "chip-quick"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -93,7 +93,7 @@ def messages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     program = (ROOT / "runq_awq.cu").read_text()
     # Each kernel with what stands before it under its heading, without what launches it.
-    part = r"^// awq_{0}: .*?(?=^// (How awq_gemv is launched|By n_blocks blocks)\b)"
+    part = r"^// awq_{0}: .*?(?=^// (How awq_gemv is launched|How a product is divided)\b)"
     sources = {kernel: re.search(part.format(kernel), program, re.M | re.S)[0] for kernel in CALL}
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():
