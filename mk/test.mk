@@ -14,7 +14,7 @@ test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns build/ladder/
 # Model files are made only if they are not there.
 P       ?=
 CHECKED := $(if $(P),,build/engine_test) $(foreach p,$(or $(P),$(PROGRAMS)),build/$p_test $(if $(filter $p,$(PLAIN_PROGRAMS)),build/plain/$p_test))
-check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
+check: $(CHECKED) $(if $(P),,$(foreach b,$(CPU_BACKENDS),$(call BACKEND_PATH,$b))) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
 # And what takes long besides: whole sweeps, static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages,
