@@ -10,6 +10,9 @@
 //   quad(p)            16 bytes in every quarter of a vector, flipped as int8 codes are
 //   look_up(a, c)      the byte of a = quad(..) that the lowest 4 bits of each byte of c, below 32, say
 //   either(c, a, b)    bytes of b where those of c have 16, otherwise of a
+//   wide_tables        look_up_wide(a, c): the byte of a, 64, that the lowest 6 bits of each byte of c say;
+//   and
+//                      merged(a, b): the lowest 4 bits of each byte of a, the others of b
 //   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
 //                      has them, between zeros
 #pragma once
@@ -42,7 +45,7 @@ constexpr std::array<uint32_t, 8> sparse_places_of = [] {
 #ifdef __AVX2__
 template <>
 struct LowbitOps<Avx2> {
-    static constexpr bool takes_bytes = false;
+    static constexpr bool takes_bytes = false, wide_tables = false;
     static __m256i widened(const uint8_t* p) {
         return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     }
@@ -104,13 +107,23 @@ struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
     static __m512i either(__m512i codes, __m512i low, __m512i high) {
         return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(codes, _mm512_set1_epi8(16)), low, high);
     }
+#ifdef __AVX512VBMI__
+    static constexpr bool wide_tables = true;
+    static __m512i look_up_wide(__m512i table, __m512i codes) {
+        return _mm512_permutexvar_epi8(codes, table);
+    }
+    static __m512i merged(__m512i low, __m512i high) {
+        return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high,
+                                         0xca);  // bit by bit: first ? second : third
+    }
+#endif
 };
 #endif
 
 #ifdef __aarch64__
 template <class Isa>
 struct NeonOps {
-    static constexpr bool takes_bytes = false;
+    static constexpr bool takes_bytes = false, wide_tables = false;
     static int32x4_t widened(const uint8_t* p) {
         uint32_t four;
         std::memcpy(&four, p, sizeof four);
@@ -156,7 +169,7 @@ struct LowbitOps<NeonI8mm> : NeonOps<NeonI8mm> {};
 #ifdef __wasm_simd128__
 template <>
 struct LowbitOps<WasmSimd> {
-    static constexpr bool takes_bytes = true;
+    static constexpr bool takes_bytes = true, wide_tables = false;
     static Int4 widened(const uint8_t* p) {
         return Int4(wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p))));
     }
@@ -207,11 +220,18 @@ struct WordFormat {
     typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
     typedef uint8_t Bytes __attribute__((vector_size(4 * lanes)));
 
-    // What codes stand for, 16 of them to a part, flipped.
+    // What codes stand for, flipped, 16 of them to a part; or all, as often as they fit.
     struct Table {
-        Ints parts[bits == 5 ? 2 : 1];
+        static constexpr int n = bits == 5 && !LowbitOps<Isa>::wide_tables ? 2 : 1;
+        Ints parts[n];
         explicit Table(const int8_t* table) {
-            for (int i = 0; has_table && i < (bits == 5 ? 2 : 1); i++)
+            if constexpr (has_table && LowbitOps<Isa>::wide_tables) {
+                int8_t all[64];
+                for (int i = 0; i < 64; i++) all[i] = table[i % (1 << bits)];
+                parts[0] = Isa::flipped(Isa::load(all));
+                return;
+            }
+            for (int i = 0; has_table && i < n; i++)
                 parts[i] = Isa::flipped(LowbitOps<Isa>::quad(table + 16 * i));
         }
     };
@@ -231,6 +251,13 @@ struct WordFormat {
     // sparse: the word's masks are the lowest bits of `masks`.
     static Ints weights(const Words (&v)[unit], int f, Words zeros, Words masks, const Table& table) {
         if constexpr (is_int8) return Ints(v[0]);
+        if constexpr (has_table && LowbitOps<Isa>::wide_tables) {
+            // What lies above a code chooses among copies of the table, or is not looked at.
+            const auto low = Ints(Pairs(v[two_planes + f / 2]) >> uint16_t(f % 2 * 4));
+            if constexpr (bits == 4) return LowbitOps<Isa>::look_up_wide(table.parts[0], low);
+            const auto high = Ints(f > 4 ? Pairs(v[0]) >> uint16_t(f - 4) : Pairs(v[0]) << uint16_t(4 - f));
+            return LowbitOps<Isa>::look_up_wide(table.parts[0], LowbitOps<Isa>::merged(low, high));
+        }
         if constexpr (has_table) {
             const auto code = Ints(codes(v, f));
             const Ints low = LowbitOps<Isa>::look_up(table.parts[0], code);
