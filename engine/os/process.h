@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 // A UTF-8 name as this system takes it, and back.
 inline std::filesystem::path path_of(const std::string& name) {
@@ -28,6 +29,12 @@ inline std::filesystem::path path_of(const std::string& name) {
 inline std::string name_of(const std::filesystem::path& path) {
     const std::u8string name = path.u8string();
     return {name.begin(), name.end()};
+}
+
+// Whether both names lead to one file, by links or not.
+inline bool same_file(const std::string& a, const std::string& b) {
+    std::error_code error;
+    return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
 }
 
 [[noreturn]] inline void cannot_open(const std::string& path, int reason) {
@@ -70,10 +77,8 @@ class Stopwatch {
 // ----------------------------------------------------------------------------
 // Ctrl-C, and a model file that gets shorter
 
-inline volatile std::sig_atomic_t interrupted = 0;  // catch_ctrl_c() sets it
-
-// Once a Ctrl-C has been obeyed and the program goes on.
-inline void hear_ctrl_c_again() { interrupted = 0; }
+// catch_ctrl_c() sets it. 0 again once a Ctrl-C has been obeyed and the program goes on.
+inline volatile std::sig_atomic_t interrupted = 0;
 
 // What the error line of a mapped file that gets shorter begins with.
 inline const char* program_in_error_lines = "";
