@@ -177,6 +177,14 @@ inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
     madvise(const_cast<std::byte*>(pages), n_bytes, MADV_WILLNEED);
 }
 
+// Whether both names lead to one file, by links or not.
+inline bool same_file(const std::string& a, const std::string& b) {
+    struct stat x {
+    }, y{};
+    return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
 // For NewFile (files.h). Each returns -1 or false, and errno, if it fails.
 // Opens a new file to be written that has no name yet, in this folder.
 inline int create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {

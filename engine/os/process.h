@@ -20,7 +20,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 // A UTF-8 name as this system takes it, and back.
 inline std::filesystem::path path_of(const std::string& name) {
@@ -29,12 +28,6 @@ inline std::filesystem::path path_of(const std::string& name) {
 inline std::string name_of(const std::filesystem::path& path) {
     const std::u8string name = path.u8string();
     return {name.begin(), name.end()};
-}
-
-// Whether both names lead to one file, by links or not.
-inline bool same_file(const std::string& a, const std::string& b) {
-    std::error_code error;
-    return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
 }
 
 [[noreturn]] inline void cannot_open(const std::string& path, int reason) {

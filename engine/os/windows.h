@@ -166,6 +166,11 @@ inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
     PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
 }
 
+inline bool same_file(const std::string& a, const std::string& b) {
+    std::error_code error;
+    return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
+}
+
 inline int create_unnamed(const std::filesystem::path&) { return -1; }
 inline bool give_name(int, const std::filesystem::path&) { return false; }
 inline int create_named(const std::filesystem::path& name) {
