@@ -130,6 +130,16 @@ double portable_rounds() {
     return double{n_groups} * group_size;
 }
 
+// Bytes per second that the threads together read from a buffer far larger than the caches: the best of
+// several passes. 0 if there is no memory for it.
+double read_bandwidth(int n_threads) {
+    const ReadBuffer buffer(uint64_t{1} << 30, n_threads);
+    double best = 0;
+    for (int pass = 0; pass < 8; pass++)
+        best = std::max(best, static_cast<double>(buffer.size()) / buffer.seconds_to_read());
+    return best;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {

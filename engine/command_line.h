@@ -4,10 +4,6 @@
 // ends includes engine/backend/command_line.h instead.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <memory>
 #include <utility>
 #include <vector>

@@ -2,10 +2,6 @@
 // program's own names: Transformer, RunState, forward, file_format, max_chunk, program_name and scheme_text.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>

@@ -3,10 +3,6 @@
 // quantize() and matmul() ask first.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

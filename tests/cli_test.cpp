@@ -1014,7 +1014,7 @@ Tokenizer small_tokenizer(bool add_bos, Chat kind) {
         u32(header, value);
     }
     const std::string section = header + offsets + added + flags + bytes + chat;
-    return Tokenizer::load(std::as_bytes(std::span(section)), static_cast<int>(names.size()));
+    return Tokenizer(std::as_bytes(std::span(section)), static_cast<int>(names.size()));
 }
 
 // Answers with a thought, c, and then d.
@@ -1299,7 +1299,7 @@ TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whol
     s.pattern = "[a-z]+|\\s+(?!\\S)|\\s+";
     s.flags = section::nfc_flag;
     const std::string bytes = s.bytes();
-    const Tokenizer tokenizer = Tokenizer::load(std::as_bytes(std::span(bytes)), s.vocab_size());
+    const Tokenizer tokenizer = Tokenizer(std::as_bytes(std::span(bytes)), s.vocab_size());
     CHECK(tokenizer.most_bytes_per_id() == 3 * most_bytes_per_nfc_byte);
     std::mt19937 random(1);
     std::string text;

@@ -704,9 +704,9 @@ Options options_of(const char* matmul, int ctx = 0) {
 }
 
 #ifdef ENGINE
-uint64_t bytes_of(const std::vector<DevicePart>& parts) {
+uint64_t bytes_of(const std::vector<MemoryPart>& parts) {
     uint64_t n = 0;
-    for (const DevicePart& part : parts) n += part.bytes;
+    for (const MemoryPart& part : parts) n += part.bytes;
     return n;
 }
 #endif
@@ -717,7 +717,7 @@ uint64_t bytes_of(const std::vector<DevicePart>& parts) {
 TEST_CASE("memory: a dry run counts and takes none") {
     Device& d = device();
     const uint64_t before = d.allocated, peak = d.peak;
-    const std::vector<DevicePart> parts = DryRun::parts_of([] {
+    const std::vector<MemoryPart> parts = DryRun::parts_of([] {
         const DeviceBuffer<half> unnamed(5);
         name_allocations("rows", "fewer");
         DeviceRows<float> rows(3, 7);
@@ -746,9 +746,9 @@ TEST_CASE("memory: a dry run counts and takes none") {
 TEST_CASE("memory: the parts of a run") {
     const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", file_format);
     Weights planned{planned_tensors(), file.config};
-    const std::vector<DevicePart> parts = device_parts(file, planned, options_of("fused"), 300, false);
+    const std::vector<MemoryPart> parts = device_parts(file, planned, options_of("fused"), 300, false);
     std::vector<std::string> names;
-    for (const DevicePart& part : parts) names.push_back(part.what);
+    for (const MemoryPart& part : parts) names.push_back(part.what);
     CHECK(names == std::vector<std::string>{
                        "the weights", "the weights as fp16 (--matmul)",
                        "a chunk of " + std::to_string(std::min(max_chunk, 300)) + " tokens",

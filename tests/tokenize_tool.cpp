@@ -87,8 +87,8 @@ double best_seconds(int runs, Function f) {
 }
 
 void bench(std::span<const std::byte> section, int vocab_size, const char* path) {
-    const double load = best_seconds(5, [&] { Tokenizer::load(section, vocab_size); });
-    const Tokenizer tokenizer = Tokenizer::load(section, vocab_size);
+    const double load = best_seconds(5, [&] { Tokenizer(section, vocab_size); });
+    const Tokenizer tokenizer = Tokenizer(section, vocab_size);
     const std::string text = read_file(path);
     size_t n_ids = 0;
     const double encode = best_seconds(5, [&] { n_ids = tokenizer.encode(text, false).size(); });
@@ -108,7 +108,7 @@ int main(int argc, char** argv) try {
         bench(bytes, vocab_size, argv[4]);
         return 0;
     }
-    const Tokenizer tokenizer = Tokenizer::load(bytes, vocab_size);
+    const Tokenizer tokenizer = Tokenizer(bytes, vocab_size);
     for (uint32_t n = 0; mode != "--chat" && read_bytes(&n, 4);) {
         if (mode == "--decode") {
             std::vector<int> ids(n);

@@ -24,7 +24,7 @@ using namespace section;
 
 Tokenizer load(const Section& s) {
     const std::string bytes = s.bytes();
-    return Tokenizer::load(std::as_bytes(std::span(bytes)), s.vocab_size());
+    return Tokenizer(std::as_bytes(std::span(bytes)), s.vocab_size());
 }
 
 // What `f` throws, "" if it does not.
@@ -104,8 +104,8 @@ TEST_CASE("added tokens: each id once, in memory for their bytes") {
     const uint32_t id = s.add(std::string(10'000, 'x'), defined);
     s.added.assign(200'000, {id, 0});
     const std::string bytes = s.bytes();  // 1.6 MB
-    CHECK(in_memory(64 << 20,
-                    [&] { (void)Tokenizer::load(std::as_bytes(std::span(bytes)), s.vocab_size()); }) == 1);
+    CHECK(in_memory(64 << 20, [&] { (void)Tokenizer(std::as_bytes(std::span(bytes)), s.vocab_size()); }) ==
+          1);
     s.added.resize(2);
     CHECK(error_of(s) == "tokenizer: added[1].id 256 is there twice");
     s.added.resize(1);
@@ -121,7 +121,7 @@ TEST_CASE("added tokens: each id once, in memory for their bytes") {
     }
     const std::string many = s.bytes();
     CHECK(in_memory(32 * many.size(),
-                    [&] { (void)Tokenizer::load(std::as_bytes(std::span(many)), s.vocab_size()); }) == 0);
+                    [&] { (void)Tokenizer(std::as_bytes(std::span(many)), s.vocab_size()); }) == 0);
     s.added.push_back({'a', 0});
     CHECK(error_of(s) == "tokenizer: added[4096].id 97 makes added tokens longer than 4194304 bytes in all");
 }
@@ -205,7 +205,7 @@ TEST_CASE("merges that collide under a fixed multiplier load as fast as others")
     for (uint32_t i = 0; i < 32'000; i++) harmless.merges.push_back({i % 20'000, i / 20'000, both});
     const std::string bytes = s.bytes(), plain = harmless.bytes();
     const auto seconds = [&](const std::string& section) {
-        return cost([&] { (void)Tokenizer::load(std::as_bytes(std::span(section)), s.vocab_size()); });
+        return cost([&] { (void)Tokenizer(std::as_bytes(std::span(section)), s.vocab_size()); });
     };
     CHECK(seconds(bytes) < 20 * seconds(plain));
 }
@@ -226,7 +226,7 @@ TEST_CASE("words that collide under a fixed multiplier load as fast as others") 
     }
     const std::string bytes = s.bytes(), plain = harmless.bytes();
     const auto seconds = [&](const std::string& section) {
-        return cost([&] { (void)Tokenizer::load(std::as_bytes(std::span(section)), s.vocab_size()); });
+        return cost([&] { (void)Tokenizer(std::as_bytes(std::span(section)), s.vocab_size()); });
     };
     CHECK(seconds(bytes) < 20 * seconds(plain));
 }

@@ -16,7 +16,7 @@ using namespace section;
 // A small section
 
 Tokenizer load(const std::string& bytes, int vocab_size) {
-    return Tokenizer::load(std::as_bytes(std::span(bytes)), vocab_size);
+    return Tokenizer(std::as_bytes(std::span(bytes)), vocab_size);
 }
 Tokenizer load(const Section& s) { return load(s.bytes(), s.vocab_size()); }
 

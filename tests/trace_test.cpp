@@ -137,8 +137,7 @@ TEST_CASE("recorder: accumulators of one layer's products") {
     struct Matrix {
         const int8_t* codes;
         const float* scales;
-        int n_rows = 3, n_cols = 4;
-        QuantMatrix view() const { return int8_matrix(codes, scales, n_rows, n_cols, 2); }
+        int n_rows = 3, n_cols = 4, group_size = 2;
     };
     const int8_t codes[] = {1, 2, 3, 4, -128, 127, 0, 1, 0, 0, 0, -1};
     const float scales[6] = {};

@@ -247,7 +247,7 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
         } else {
             const Typed typed = read_message(chat, text);
             if (typed == Typed::ctrl_c && terminal) {
-                hear_ctrl_c_again();
+                interrupted = 0;
                 note(io.err, "Ctrl-D or /bye ends the conversation.\n");
                 continue;
             }
@@ -277,7 +277,7 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
         if (ids.empty()) continue;
         if (answer(chat, std::move(ids)) != Stop::ctrl_c) continue;
         if (!terminal) return Stop::ctrl_c;
-        hear_ctrl_c_again();
+        interrupted = 0;
     }
     return interrupted ? Stop::ctrl_c : Stop::end_of_text;
 }

@@ -32,8 +32,7 @@
 void load_tokenizer(Model& model, const std::string& path) {
     if (model.tokenizer_section.empty()) return;
     try {
-        model.tokenizer =
-            std::make_shared<Tokenizer>(Tokenizer::load(model.tokenizer_section, model.config.vocab_size));
+        model.tokenizer = std::make_shared<Tokenizer>(model.tokenizer_section, model.config.vocab_size);
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
@@ -45,24 +44,23 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     auto line = [&](const char* field, const std::string& value) {
         text += format("%-24s%s\n", field, value.c_str());
     };
-    auto number = [&](const char* field, uint64_t value) { line(field, std::to_string(value)); };
-    auto integer = [&](const char* field, int value) { line(field, std::to_string(value)); };
+    auto number = [&](const char* field, auto value) { line(field, std::to_string(value)); };
     line("file", o.model_path);
     line("arch", arch_name(c.arch));
     line("scheme", m.scheme);
     line("kernel", m.kernel);
-    integer("threads", o.threads);
-    integer("dim", c.dim);
-    integer("hidden_dim", c.hidden_dim);
-    integer("n_layers", c.n_layers);
-    integer("n_heads", c.n_heads);
-    integer("n_kv_heads", c.n_kv_heads);
-    integer("head_dim", c.head_dim);
-    integer("vocab_size", c.vocab_size);
-    integer("max_seq_len", c.max_seq_len);
+    number("threads", o.threads);
+    number("dim", c.dim);
+    number("hidden_dim", c.hidden_dim);
+    number("n_layers", c.n_layers);
+    number("n_heads", c.n_heads);
+    number("n_kv_heads", c.n_kv_heads);
+    number("head_dim", c.head_dim);
+    number("vocab_size", c.vocab_size);
+    number("max_seq_len", c.max_seq_len);
     line("shared_classifier", c.shared_classifier ? "yes" : "no");
     line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
-    if (c.rotation_block > 0) integer("rotation_block", c.rotation_block);
+    if (c.rotation_block > 0) number("rotation_block", c.rotation_block);
     for (const OwnField& field : m.own_fields) line(field.name, field.value);
     line("norm_eps", format("%g", double(c.norm_eps)));
     line("rope_theta", format("%.9g", double(c.rope_theta)));
@@ -81,7 +79,7 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     for (const int id : c.eos_ids) eos += (eos.empty() ? "" : ",") + std::to_string(id);
     line("eos_ids", eos.empty() ? "none" : eos);
     line("temperature", format("%g", double(c.temperature)));
-    integer("top_k", c.top_k);
+    number("top_k", c.top_k);
     line("top_p", format("%g", double(c.top_p)));
     if (c.min_p > 0) line("min_p", format("%g", double(c.min_p)));
     if (c.repetition_penalty != 1) {
@@ -89,7 +87,7 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     }
     line("tokenizer", m.tokenizer ? "yes" : "no");
     line("chat_template", m.tokenizer && m.tokenizer->has_chat() ? "yes" : "no");
-    integer("context", context);
+    number("context", context);
     number("file_bytes", m.file_bytes);
     number("weight_bytes", m.weight_bytes);
     number("weight_bytes_per_token", m.weight_bytes_per_token);

@@ -18,7 +18,8 @@
 #include "engine/app/options.h"
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
-#include "engine/os/machine.h"
+#include "engine/cpu/vector.h"
+#include "engine/os/system.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 

@@ -26,11 +26,7 @@
 #include <iterator>
 #endif
 
-namespace {
-
-bool is_dumb() { return environment("TERM").empty() || environment("TERM") == "dumb"; }
-
-}  // namespace
+static bool is_dumb() { return environment("TERM").empty() || environment("TERM") == "dumb"; }
 
 bool wants_colour(std::FILE* file) {
     return is_terminal(file) && !is_dumb() && environment("NO_COLOR").empty();
@@ -261,13 +257,6 @@ struct LineEditor::Keys {
     }
 };
 
-LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
-    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {
-    if (!terminal_ || !is_terminal(io.err) || is_dumb()) return;
-    keys_ = std::make_unique<Keys>(io, history_);
-    if (keys_->edit == nullptr || keys_->history == nullptr) keys_ = nullptr;
-}
-
 void LineEditor::remember(const std::string& text) {
     if (keys_ == nullptr || history_.empty()) return;
     HistEvent event;
@@ -282,14 +271,18 @@ void LineEditor::remember(const std::string& text) {
 #else
 
 struct LineEditor::Keys {};
-
-LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
-    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {}
-
 void LineEditor::remember(const std::string&) {}
 
 #endif
 
+LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
+    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {
+#ifdef LINE_EDITOR
+    if (!terminal_ || !is_terminal(io.err) || is_dumb()) return;
+    keys_ = std::make_unique<Keys>(io, history_);
+    if (keys_->edit == nullptr || keys_->history == nullptr) keys_ = nullptr;
+#endif
+}
 LineEditor::~LineEditor() = default;
 
 Typed LineEditor::read(std::string& text, GoesOn* goes_on) {

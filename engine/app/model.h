@@ -17,7 +17,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/app/options.h"
@@ -25,7 +24,6 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/kv_cache.h"
 #include "engine/model/config.h"
-#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
 #include "engine/os/machine.h"
@@ -138,12 +136,6 @@ inline std::string size_text(uint64_t bytes) {
 
 // ----------------------------------------------------------------------------
 // Memory
-
-struct MemoryPart {
-    std::string what;  // "the logits of 128 tokens"
-    uint64_t bytes;
-    const char* advice = "";  // what makes it smaller, if anything does
-};
 
 // Throws std::runtime_error, without the file's name, unless all parts together are available. `kind` is
 // "memory" or "device memory". The line has the largest parts, but none below a hundredth.

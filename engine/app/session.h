@@ -9,14 +9,12 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/app/model.h"
 #include "engine/app/sampler.h"
 #include "engine/app/streams.h"
-#include "engine/cpu/vector.h"
 #include "engine/os/machine.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"

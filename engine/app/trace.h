@@ -35,6 +35,7 @@
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
+#include "engine/model/matrix_format.h"
 #include "engine/os/files.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
@@ -118,7 +119,7 @@ class Trace {
         }
         if (finds_) return find(step, values, n_tokens, n_rows * n_cols);
         Tensor& t = tensors_[step];
-        t.type = type_name(values);
+        t.type = std::is_same_v<T, uint16_t> ? "F16" : tensor_type<T>;
         t.value_size = sizeof(T);
         t.n_dims = shape.size();
         t.outer.assign(outer.begin(), outer.end());
@@ -210,12 +211,6 @@ class Trace {
     static float number(T x) {
         return float(x);
     }
-
-    static const char* type_name(const float*) { return "F32"; }
-    static const char* type_name(const int8_t*) { return "I8"; }
-    static const char* type_name(const int32_t*) { return "I32"; }
-    static const char* type_name(const uint16_t*) { return "F16"; }
-    static const char* type_name(const uint8_t*) { return "U8"; }
 
     size_t first_position_;
     std::map<std::string, Tensor> tensors_;

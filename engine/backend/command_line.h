@@ -2,10 +2,6 @@
 // of --info on its formats, one for each kind of matrix.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <cstddef>
 #include <memory>
 #include <string>

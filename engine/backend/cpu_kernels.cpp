@@ -4,7 +4,6 @@
 #include <deque>
 #include <exception>
 #include <new>
-#include <numeric>
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
@@ -67,12 +66,7 @@ void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
         int8_t* codes = rows.codes + size_t(t) * n;
         float* scales = rows.scales + size_t(t) * groups;
         int32_t* sums = rows.sums + size_t(t) * groups;
-        const float* from = x + size_t(t) * n;
-        if (int8_quantize(codes, scales, sums, from, n, size)) return;
-        for (int g = 0; g < groups; g++) {
-            scales[g] = quantize_group(codes + g * size, 1, from + g * size, size);
-            sums[g] = std::accumulate(codes + g * size, codes + (g + 1) * size, 0);
-        }
+        quantize_groups(codes, scales, sums, x + size_t(t) * n, n, size);
     });
 }
 

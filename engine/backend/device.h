@@ -9,7 +9,6 @@
 #include <deque>
 #include <exception>
 #include <new>
-#include <set>
 #include <type_traits>
 
 #include "engine/backend/quant_gemm.h"

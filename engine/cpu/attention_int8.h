@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "engine/cpu/attention_kernels.h"
@@ -152,15 +151,6 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
         weigh_values_int8<Isa, n_rows, n_vectors / 2>(sums, width, weights, v, next, n_quads, d);
 }
 
-// codes (n,) of x (n,) under one scale, which is returned; *sum is that of the codes. n is a multiple of 32.
-inline float quantize_group(int8_t* codes, int32_t* sum, const float* x, int n) {
-    float scale;
-    if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;
-    scale = quantize_group(codes, 1, x, n);
-    *sum = std::accumulate(codes, codes + n, 0);
-    return scale;
-}
-
 // Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
@@ -235,7 +225,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Sca
             }
             std::fill(row + seen, row + end, 0.0f);
             int8_t* row_codes = codes + r * width;
-            weighing.scale[r] = quantize_group(row_codes, &weighing.sum[r], row, end);
+            quantize_groups(row_codes, &weighing.scale[r], &weighing.sum[r], row, end, end);
             if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
             if (weights.values.wanted) {
                 weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);

@@ -11,7 +11,6 @@
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/vector.h"
 
-// What goes with the codes of a packed matrix: scales, zero points, masks.
 // The scales and zero points of some rows of a packed matrix that lie side by side, as many as Isa has lanes.
 template <class Isa>
 struct BlockGroups {

@@ -1,6 +1,7 @@
 // Half: fp16 as model files hold it, and a KV cache may, on a CPU. Widening it to fp32 is exact.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,35 +25,22 @@ inline constexpr const char* tensor_type<Half> = "F16";
 // IEEE 754 binary16: a sign, 5 bits of exponent, 10 of fraction. The specification of `widen` below.
 inline float to_float(Half h) {
     // As fp32 the exponent's bias is 127 in place of 15; multiplying by 2^112 also makes subnormals right.
-    constexpr float by_2_112 = 0x1p112f;
-    uint32_t bits = uint32_t(h.bits & 0x7fff) << 13;
-    float magnitude;
-    std::memcpy(&magnitude, &bits, sizeof bits);
-    magnitude *= by_2_112;
-    std::memcpy(&bits, &magnitude, sizeof bits);
+    auto bits = std::bit_cast<uint32_t>(std::bit_cast<float>(uint32_t(h.bits & 0x7fff) << 13) * 0x1p112f);
     if ((h.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity, NaN
-    bits |= uint32_t(h.bits & 0x8000) << 16;
-    std::memcpy(&magnitude, &bits, sizeof bits);
-    return magnitude;
+    return std::bit_cast<float>(bits | uint32_t(h.bits & 0x8000) << 16);
 }
 
 // x rounded to nearest even; from 65520 on that is infinity. The specification of `to_half` below.
 inline Half round_to_half(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
+    auto bits = std::bit_cast<uint32_t>(x);
     const auto sign = uint16_t(bits >> 16 & 0x8000);
     bits &= 0x7fffffff;
     if (bits > 0x7f800000) return {uint16_t(sign | 0x7e00 | (bits >> 13 & 0x1ff))};  // NaN
-    if (bits <
-        0x38800000) {  // below 2^-14, a subnormal: fp32 numbers around 0.5 are 2^-24 apart, as these are
-        float shifted;
-        std::memcpy(&shifted, &bits, sizeof bits);
-        shifted += 0.5f;
-        std::memcpy(&bits, &shifted, sizeof bits);
-        return {uint16_t(sign | (bits - 0x3f000000))};
-    }
-    bits +=
-        0xfff + (bits >> 13 & 1);  // half of the last place that is kept, less a bit if that place is even
+    // Below 2^-14, a subnormal: fp32 numbers around 0.5 are 2^-24 apart, as these are.
+    if (bits < 0x38800000)
+        return {uint16_t(sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f) - 0x3f000000))};
+    // Half of the last place that is kept, less a bit if that place is even.
+    bits += 0xfff + (bits >> 13 & 1);
     const uint32_t rounded = (bits >> 13) - (112u << 10);  // the exponent's bias is 15, not 127
     return {uint16_t(sign | (rounded < 0x7c00 ? rounded : 0x7c00))};
 }

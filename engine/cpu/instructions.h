@@ -19,7 +19,7 @@ struct IsaList {
     // Calls use(Isa{}) with the first that takes groups of this size, whole vectors and at least 32 codes.
     // False if there is none.
     template <class Use>
-    static bool with_first([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
+    static bool with_best_isa([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
         return ((group_size % std::max(32, 4 * Isa::lanes) == 0 && (use(Isa{}), true)) || ...);
     }
 };
@@ -42,12 +42,6 @@ using BuildIsas = IsaList<WasmSimd>;
 #else
 using BuildIsas = IsaList<>;
 #endif
-
-// Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.
-template <class Use>
-inline bool with_best_isa(int group_size, Use use) {
-    return BuildIsas::with_first(group_size, use);
-}
 
 // The instruction set that multiplies words of 2- and 4-bit codes: the same, but for NeonI8mm.
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)

@@ -41,9 +41,7 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
         }
     }
 }
-#endif
 
-#ifdef __AVX2__
 // AVX2 multiplies bytes only as unsigned times signed (vpmaddubsw), so |w| is multiplied by x carrying w's
 // sign. It adds two neighbouring products in int16 and would saturate above 32767; 2 * 127 * 128 = 32512
 // stays below, because a code of x is never -128.

@@ -7,9 +7,7 @@
 
 #ifdef __aarch64__
 #include <arm_neon.h>
-#endif
 
-#ifdef __aarch64__
 // Codes and scales of x (n,), 16 values at a time; group_size is a multiple of 16. fcvtns rounds half to even
 // (Arm ARM, FCVTNS). The comparisons are written so that NaN loses where it does in the programs' plain
 // loops: fmax would hand it on, and fmaxnm does for a signalling one.
@@ -36,9 +34,7 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
         }
     }
 }
-#endif
 
-#ifdef __aarch64__
 // NEON multiplies signed by signed bytes, so w stays as it is. A vector holds only four int32, and a panel is
 // two of them, so that a token's four codes, once loaded, serve twice.
 struct Neon {

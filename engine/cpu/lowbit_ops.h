@@ -10,8 +10,7 @@
 //   quad(p)            16 bytes in every quarter of a vector, flipped as int8 codes are
 //   look_up(a, c)      the byte of a = quad(..) that the lowest 4 bits of each byte of c, below 32, say
 //   either(c, a, b)    bytes of b where those of c have 16, otherwise of a
-//   wide_tables        look_up_wide(a, c): the byte of a, 64, that the lowest 6 bits of each byte of c say;
-//   and
+//   wide_tables        look_up_wide(a, c): the byte of a, 64, that the lowest 6 bits of each byte of c say
 //                      merged(a, b): the lowest 4 bits of each byte of a, the others of b
 //   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
 //                      has them, between zeros

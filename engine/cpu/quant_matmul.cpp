@@ -6,18 +6,18 @@
 #include "engine/cpu/quant_paths.h"
 
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {
-    return with_best_isa(x.group_size,
-                         [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_kernel, row_each); });
+    return BuildIsas::with_best_isa(
+        x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_kernel, row_each); });
 }
 
 const char* int8_kernel_name(int group_size) {
     const char* name = "portable";
-    with_best_isa(group_size, [&](auto isa) { name = isa.name; });
+    BuildIsas::with_best_isa(group_size, [&](auto isa) { name = isa.name; });
     return name;
 }
 
 const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
     const PackedMatrix* packed = nullptr;
-    with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa)>(w); });
+    BuildIsas::with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa)>(w); });
     return packed;
 }

@@ -24,12 +24,10 @@ struct OtherKernels {
     virtual void multiply(std::span<const QuantProduct> products) = 0;
 };
 
-// A program's matrix as the kernels take it: its view(), one of few bits, or one of int8 codes with scales.
+// A program's matrix as the kernels take it: one of few bits, or one of int8 codes with scales.
 template <class Matrix>
 QuantMatrix view_of(const Matrix& w) {
-    if constexpr (requires { w.view(); }) {
-        return w.view();
-    } else if constexpr (requires { w.levels; }) {
+    if constexpr (requires { w.levels; }) {
         return lowbit_matrix(w);
     } else {
         return int8_matrix(w.codes, w.scales, w.n_rows, w.n_cols, w.group_size);

@@ -27,11 +27,6 @@ inline int n_scales(const QuantMatrix& w) { return w.n_cols / w.group; }       /
 inline size_t code_bytes(const QuantMatrix& w) {
     return size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols) * size_t(w.bits) / 8;
 }
-inline size_t scale_bytes(const QuantMatrix& w) {
-    return w.scale_type == QUANT_GEMM_ROW_FP32 || w.scale_type == QUANT_GEMM_GROUP_INT8 ? sizeof(float)
-           : w.scale_type == QUANT_GEMM_GROUP_FP16 ? sizeof(Half) * size_t(n_scales(w))
-                                                   : sizeof(float) * size_t(n_scales(w));
-}
 inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
 inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
 
@@ -61,14 +56,11 @@ inline float weight_scale(const QuantMatrix& w, int i, int s) {
     return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
 }
 
-// int8 codes as a QuantMatrix holds them.
-inline const uint8_t* as_bytes(const int8_t* codes) { return reinterpret_cast<const uint8_t*>(codes); }
-
 // Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
 // scales.
 inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
     QuantMatrix w{};
-    w.codes = as_bytes(codes), w.scales = scales;
+    w.codes = reinterpret_cast<const uint8_t*>(codes), w.scales = scales;
     w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_GROUP_FP32, w.bits = 8;
     w.n_rows = n_rows, w.n_cols = n_cols, w.group = w.group_size = group;
     return w;
@@ -103,15 +95,6 @@ inline void unpack_row(uint8_t* codes, const QuantMatrix& w, int i) {
             for (int shift = 0; shift < 8; shift += w.bits)
                 for (size_t j = 0; j < block; j++) *codes++ = bytes[j] >> shift & ((1 << w.bits) - 1);
 }
-
-struct PackedMatrix;  // packed_matrix.h
-
-// A matrix of a model: as the file has it, and what was made of it when the model was loaded.
-struct ModelMatrix : QuantMatrix {
-    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
-
-    const QuantMatrix& view() const { return *this; }
-};
 
 // Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].
 struct QuantRows {
@@ -179,5 +162,5 @@ inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) 
 struct QuantProduct {
     float* out;
     QuantMatrix w;
-    const PackedMatrix* packed;  // w, as the kernels read it fastest; null: w itself is read
+    const struct PackedMatrix* packed;  // w, as the kernels read it fastest; null: w itself is read
 };

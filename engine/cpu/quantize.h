@@ -42,18 +42,25 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
                           [[maybe_unused]] int32_t* sums, [[maybe_unused]] const float* x,
                           [[maybe_unused]] int n, [[maybe_unused]] int group_size,
                           [[maybe_unused]] const float* fixed_scale = nullptr) {
-#if defined(__AVX2__)
     if (group_size % 32 != 0) return false;
+#if defined(__AVX2__)
     quantize_avx2(codes, scales, x, n, group_size, fixed_scale);
 #elif defined(__aarch64__)
-    if (group_size % 32 != 0) return false;
     quantize_neon(codes, scales, x, n, group_size, fixed_scale);
 #elif defined(__wasm_simd128__)
-    if (group_size % 32 != 0) return false;
     quantize_wasm(codes, scales, x, n, group_size, fixed_scale);
 #else
     return false;
 #endif
     sum_groups(sums, codes, n, group_size);
     return true;
+}
+
+// The same, by the plain loop where this build has no path.
+inline void quantize_groups(int8_t* codes, float* scales, int32_t* sums, const float* x, int n,
+                            int group_size) {
+    if (int8_quantize(codes, scales, sums, x, n, group_size)) return;
+    for (int k = 0; k < n; k += group_size)
+        scales[k / group_size] = quantize_group(codes + k, 1, x + k, group_size);
+    sum_groups(sums, codes, n, group_size);
 }

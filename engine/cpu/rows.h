@@ -2,10 +2,6 @@
 // And what attention makes of each position, which traces keep.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

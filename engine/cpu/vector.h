@@ -36,11 +36,7 @@ inline Floats splat(float x) { return x - Floats{}; }
 // Whether none of n values is infinite or NaN.
 inline bool all_finite(const float* x, size_t n) {
     uint32_t largest = 0;  // of their bits without the signs, which are in the order of the magnitudes
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, sizeof bits);
-        largest = std::max(largest, bits & 0x7fffffff);
-    }
+    for (size_t i = 0; i < n; i++) largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffff);
     return largest < 0x7f800000;
 }
 
@@ -71,11 +67,8 @@ inline Floats exp(Floats x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Uint32s bits, exponent;                             // unsigned: a NaN's may leave int32
-    std::memcpy(&exponent, &shifted, sizeof exponent);  // the low bits of `shifted` are n
-    std::memcpy(&bits, &p, sizeof bits);
-    bits += exponent << 23;
-    std::memcpy(&p, &bits, sizeof p);
+    // The low bits of `shifted` are n. Unsigned: a NaN's may leave int32.
+    p = Floats(Uint32s(p) + (Uint32s(shifted) << 23));
     // Of a NaN, those bits may be any number. NOLINTNEXTLINE(misc-redundant-expression)
     return x == x ? p : x;
 }

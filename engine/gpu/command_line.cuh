@@ -3,10 +3,6 @@
 // file_format, max_chunk, program_name, program_summary, scheme_text and scheme_options.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +17,6 @@
 #include "engine/gpu/awq_matmul.cuh"
 #include "engine/gpu/bandwidth.h"
 #include "engine/gpu/dry_run.h"
-#include "engine/gpu/weights.h"
 #include "engine/os/machine.h"
 
 // ----------------------------------------------------------------------------
@@ -67,6 +62,27 @@ inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) 
 // ----------------------------------------------------------------------------
 // Loading
 
+// Each tensor begins at a multiple of it in device memory: what cudaMalloc itself gives, and enough for any
+// vector load.
+constexpr uint64_t device_alignment = 256;
+
+// A list to make a Weights of before there is device memory: of names, shapes, sizes and places. Its pointers
+// are null.
+inline TensorList planned_tensors() { return {nullptr, 0, device_alignment}; }
+
+// Copies every tensor of the file to its place.
+inline DeviceBuffer<std::byte> upload_weights(const ModelFile& file, const TensorList& planned) {
+    DeviceBuffer<std::byte> memory(planned.memory_bytes());
+    for (const TensorInfo& t : planned.all())
+        memory.upload(file.map.bytes().data() + t.offset, t.n_bytes, t.memory_offset);
+    return memory;
+}
+
+// The list that a Weights with pointers into that memory is made of.
+inline TensorList tensors_in(const DeviceBuffer<std::byte>& memory) {
+    return {memory.get(), memory.size(), device_alignment};
+}
+
 // What a run takes of the device's memory, all of it.
 struct RunMemory {
     DeviceBuffer<std::byte> weights;
@@ -88,14 +104,14 @@ inline RunMemory allocate_run(const ModelFile& file, Weights& planned, const Opt
 }
 
 // What that would take, by what it is for.
-inline std::vector<DevicePart> device_parts(const ModelFile& file, Weights& planned, const Options& o,
+inline std::vector<MemoryPart> device_parts(const ModelFile& file, Weights& planned, const Options& o,
                                             int context, bool traced) {
     const ModelConfig& c = file.config;
-    std::vector<DevicePart> parts =
+    std::vector<MemoryPart> parts =
         DryRun::parts_of([&] { allocate_run(file, planned, o, context, traced); });
     const auto take = [&](std::string what, const char* advice, uint64_t bytes) {
         parts[2].bytes -= bytes;
-        parts.push_back({std::move(what), advice, bytes});
+        parts.push_back({std::move(what), bytes, advice});
     };
     const char* advice = "a smaller --ctx takes less";
     take("the keys and values of positions 0 to " + std::to_string(context - 1), advice,
@@ -108,21 +124,20 @@ inline std::vector<DevicePart> device_parts(const ModelFile& file, Weights& plan
 
 // Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what
 // device_parts() counted. Returns the host's bytes.
-inline uint64_t check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file,
+inline uint64_t check_run_memory(const std::vector<MemoryPart>& on_device, const ModelFile& file,
                                  const Options& o, int context, bool traced) {
     const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
-    std::vector<MemoryPart> parts,
-        on_host = {logits_part(n_logits, file.config.vocab_size), {"the tokenizer", file.tokenizer.size()}};
-    for (const DevicePart& part : on_device) parts.push_back({part.what, part.bytes, part.advice});
+    std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
+                                       {"the tokenizer", file.tokenizer.size()}};
 #ifdef HAVE_CUBLAS
     cublas();  // its workspace takes device memory, too
 #endif
 #ifdef __CUDACC__
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    check_memory(parts, free, "device memory");
+    check_memory(on_device, free, "device memory");
 #else
-    on_host.insert(on_host.end(), parts.begin(), parts.end());  // the emulator's memory is the host's
+    on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's memory is the host's
 #endif
     check_memory(on_host, available_memory());
     uint64_t n_bytes = 0;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "engine/gpu/dry_run.h"
 #include "engine/os/threads.h"
@@ -64,7 +64,7 @@ class DeviceBuffer {
   public:
     DeviceBuffer() = default;
     // Throws std::runtime_error with both sizes if that much memory is not free.
-    explicit DeviceBuffer(size_t n) : n_(n) {
+    explicit DeviceBuffer(size_t n) : p_(nullptr, {n}) {
         if (n == 0) return;
         if (DryRun::current() != nullptr) {
             DryRun::current()->count(n * sizeof(T));
@@ -79,42 +79,33 @@ class DeviceBuffer {
             throw std::runtime_error("device memory: " + std::to_string(n * sizeof(T)) + " bytes wanted, " +
                                      std::to_string(free) + " of " + std::to_string(all) + " are free");
         }
-        p_ = static_cast<T*>(p);
+        p_.reset(static_cast<T*>(p));
         device().allocated += n * sizeof(T);
         device().peak = std::max(device().peak, device().allocated);
     }
-    ~DeviceBuffer() {
-        if (p_ == nullptr) return;
-        cudaFree(p_);
-        device().allocated -= n_ * sizeof(T);
-    }
-    DeviceBuffer(DeviceBuffer&& other) noexcept
-        : p_(std::exchange(other.p_, nullptr)), n_(std::exchange(other.n_, 0)) {}
-    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-        std::swap(p_, other.p_);
-        std::swap(n_, other.n_);
-        return *this;
-    }
-    DeviceBuffer(const DeviceBuffer&) = delete;
-    DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-
-    T* get() const { return p_; }
-    size_t size() const { return n_; }
+    T* get() const { return p_.get(); }
+    size_t size() const { return p_.get_deleter().n; }
 
     void upload(const T* from, size_t n, size_t at = 0) {
         if (DryRun::current() != nullptr) return;
-        check(cudaMemcpyAsync(p_ + at, from, n * sizeof(T), cudaMemcpyHostToDevice, device().stream),
+        check(cudaMemcpyAsync(get() + at, from, n * sizeof(T), cudaMemcpyHostToDevice, device().stream),
               "upload");
         wait_for_device();
     }
     void clear() {
         if (DryRun::current() != nullptr) return;
-        check(cudaMemsetAsync(p_, 0, n_ * sizeof(T), device().stream), "cudaMemset");
+        check(cudaMemsetAsync(get(), 0, size() * sizeof(T), device().stream), "cudaMemset");
     }
 
   private:
-    T* p_ = nullptr;
-    size_t n_ = 0;
+    struct Free {
+        size_t n;  // values
+        void operator()(T* p) const {
+            cudaFree(p);
+            device().allocated -= n * sizeof(T);
+        }
+    };
+    std::unique_ptr<T, Free> p_{nullptr, {0}};
 };
 
 // n values from the device, once everything launched before is done.

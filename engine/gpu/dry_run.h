@@ -8,12 +8,7 @@
 #include <utility>
 #include <vector>
 
-// Device memory that a dry run counted, by what it is for.
-struct DevicePart {
-    std::string what;         // "a chunk of 64 tokens"
-    const char* advice = "";  // what makes it smaller, if anything does
-    uint64_t bytes = 0;
-};
+#include "engine/os/memory.h"
 
 class DryRun {
   public:
@@ -23,13 +18,13 @@ class DryRun {
     // What allocate() would take. Buffers that it makes have no memory: nothing may be copied from them, and
     // no kernel launched on them.
     template <class Allocate>
-    static std::vector<DevicePart> parts_of(Allocate allocate) {
+    static std::vector<MemoryPart> parts_of(Allocate allocate) {
         DryRun run;
         allocate();
         return std::move(run.parts_);
     }
 
-    void begin_part(std::string what, const char* advice) { parts_.push_back({std::move(what), advice, 0}); }
+    void begin_part(std::string what, const char* advice) { parts_.push_back({std::move(what), 0, advice}); }
     void count(uint64_t bytes) {
         if (parts_.empty()) begin_part("other memory", "");
         parts_.back().bytes += bytes;
@@ -43,7 +38,7 @@ class DryRun {
     ~DryRun() { current_ = nullptr; }
 
     static inline DryRun* current_ = nullptr;
-    std::vector<DevicePart> parts_;
+    std::vector<MemoryPart> parts_;
 };
 
 // Names what is allocated from here on, until the next name. Only a dry run needs it.

@@ -1,10 +1,6 @@
 // The numbers of a model, as its header has them, and the angles of its rotary position embeddings.
 #pragma once
 
-#ifndef ENGINE
-#error "this header is the engine's: compile with -DENGINE (make does)"
-#endif
-
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -38,31 +38,26 @@ inline void want_mapped(const void* p, size_t n) {
 // It is mapped: what is read of it comes from the disk then, and can be dropped again where memory is short.
 class MappedFile {
   public:
-    MappedFile() = default;
-
     // Maps the file and reads nothing of it. Throws as map_file(). `shown` is the path as an error line may
     // have it.
     MappedFile(const std::string& path, const std::string& shown)
-        : bytes_(map_file(path)), shown_(std::make_unique<const std::string>(shown)) {
-        if (bytes_.data() != nullptr) mapped_range = {bytes_.data(), bytes_.size(), *shown_};
-    }
-    ~MappedFile() {
-        if (bytes_.data() == nullptr) return;
-        if (mapped_range.begin == bytes_.data()) mapped_range = {};
-        unmap_file(bytes_);
-    }
-    MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
-    MappedFile& operator=(MappedFile&& other) noexcept {
-        std::swap(bytes_, other.bytes_);
-        std::swap(shown_, other.shown_);
-        return *this;
+        : mapping_(new Mapping{map_file(path), shown}) {
+        if (!bytes().empty()) mapped_range = {bytes().data(), bytes().size(), mapping_->shown};
     }
 
-    std::span<const std::byte> bytes() const { return bytes_; }
+    std::span<const std::byte> bytes() const { return mapping_->bytes; }
 
   private:
-    std::span<const std::byte> bytes_;
-    std::unique_ptr<const std::string> shown_;  // stays where it is when this is moved
+    struct Mapping {
+        std::span<const std::byte> bytes;
+        std::string shown;
+        ~Mapping() {
+            if (bytes.empty()) return;
+            if (mapped_range.begin == bytes.data()) mapped_range = {};
+            unmap_file(bytes);
+        }
+    };
+    std::unique_ptr<const Mapping> mapping_;  // stays where it is when this is moved
 };
 
 // Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.

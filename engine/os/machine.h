@@ -98,14 +98,3 @@ class ReadBuffer {
     size_t per_thread_ = 0;  // bytes
     LazyMemory memory_;
 };
-
-// Bytes per second that `n_threads` threads together read from a buffer far larger than the caches: the best
-// of several passes. 0 if there is no memory for it.
-inline double read_bandwidth(int n_threads) {
-    const ReadBuffer buffer(uint64_t{1} << 30, n_threads);
-    double best = 0;
-    for (int pass = 0; pass < 8; pass++) {
-        best = std::max(best, static_cast<double>(buffer.size()) / buffer.seconds_to_read());
-    }
-    return best;
-}

@@ -4,11 +4,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "engine/os/system.h"
+
+// A part of what a run takes, of this machine's memory or a device's.
+struct MemoryPart {
+    std::string what;  // "the logits of 128 tokens"
+    uint64_t bytes;
+    const char* advice = "";  // what makes it smaller, if anything does
+};
 
 // While one exists, scratch() (engine/cpu/rows.h) and LazyMemory of this thread take no memory and say
 // here how much they would have taken. What has been made then may be asked for nothing, only destroyed.
@@ -53,30 +60,22 @@ class LazyMemory {
         if (MemoryCount::counts_as_used(n_bytes)) return;
         const size_t page = page_size();
         const size_t used = (n_bytes + page - 1) / page * page;
-        size_ = used + page;
-        void* p = take_pages(size_);
-        if (p == nullptr) {
+        data_ = {take_pages(used + page), {used + page}};
+        if (data_ == nullptr) {
             throw std::runtime_error("not enough memory for " + what + ": " + std::to_string(n_bytes) +
                                      " bytes");
         }
-        forbid_pages(static_cast<char*>(p) + used, page);
-        data_ = p;
-    }
-    ~LazyMemory() {
-        if (data_ != nullptr) release_pages(data_, size_);
-    }
-    LazyMemory(LazyMemory&& other) noexcept { *this = std::move(other); }
-    LazyMemory& operator=(LazyMemory&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-        return *this;
+        forbid_pages(as<char>() + used, page);
     }
     template <class T>
     T* as() const {
-        return static_cast<T*>(data_);
+        return static_cast<T*>(data_.get());
     }
 
   private:
-    void* data_ = nullptr;
-    size_t size_ = 0;  // bytes that are mapped
+    struct Release {
+        size_t size;  // bytes that are mapped
+        void operator()(void* p) const { release_pages(p, size); }
+    };
+    std::unique_ptr<void, Release> data_{nullptr, {0}};
 };

@@ -70,10 +70,8 @@ class Stopwatch {
 // ----------------------------------------------------------------------------
 // Ctrl-C, and a model file that gets shorter
 
-inline volatile std::sig_atomic_t interrupted = 0;  // catch_ctrl_c() sets it
-
-// Once a Ctrl-C has been obeyed and the program goes on.
-inline void hear_ctrl_c_again() { interrupted = 0; }
+// catch_ctrl_c() sets it. 0 again once a Ctrl-C has been obeyed and the program goes on.
+inline volatile std::sig_atomic_t interrupted = 0;
 
 // What the error line of a mapped file that gets shorter begins with.
 inline const char* program_in_error_lines = "";

@@ -24,10 +24,7 @@
 
 class Tokenizer : public Vocabulary {
   public:
-    // See Vocabulary.
-    static Tokenizer load(std::span<const std::byte> section, int vocab_size) {
-        return {section, vocab_size};
-    }
+    using Vocabulary::Vocabulary;
 
     // Text, any bytes, to ids, as Hugging Face's encode() of bytes.decode(errors="replace"); tokens such as
     // <|eot_id|> inside the text become their ids. `add_bos` puts the BOS id first, if this tokenizer does
@@ -116,8 +113,6 @@ class Tokenizer : public Vocabulary {
     }
 
   private:
-    using Vocabulary::Vocabulary;
-
     // The last place in a piece that goes on where a word has surely begun, and the ids before it.
     struct Sure {
         size_t bytes = 0, n_ids = 0;

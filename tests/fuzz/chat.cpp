@@ -86,7 +86,7 @@ void converse(Choices& choices) {
     const std::string section_bytes = s.bytes();
     try {
         auto tokenizer = std::make_shared<const Tokenizer>(
-            Tokenizer::load(std::as_bytes(std::span(section_bytes)), s.vocab_size()));
+            Tokenizer(std::as_bytes(std::span(section_bytes)), s.vocab_size()));
         ChatModel model(tokenizer, context, seed, max_chunk);
         Session session{model, Sampler(0, 0, 1, 0), context, max_new};
         std::FILE* in = fmemopen(lines.data(), lines.size(), "r");

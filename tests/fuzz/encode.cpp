@@ -12,7 +12,7 @@ namespace {
 Tokenizer tokenizer_of(const std::string& path) {
     const ModelFile file = open_model_file(
         path, FileFormat<ModelConfig>{.magic = scheme_q8.magic, .version = scheme_q8.version});
-    return Tokenizer::load(file.tokenizer, file.config.vocab_size);
+    return Tokenizer(file.tokenizer, file.config.vocab_size);
 }
 
 void fuzz_encode(FuzzBytes bytes) {

@@ -55,7 +55,7 @@ void fuzz_section_built(FuzzBytes bytes) {
     const Section& s = built.section;
     try {
         const Tokenizer t =
-            Tokenizer::load(std::as_bytes(std::span(std::string_view(section_bytes))), s.vocab_size());
+            Tokenizer(std::as_bytes(std::span(std::string_view(section_bytes))), s.vocab_size());
         const std::vector<int> ids = use_tokenizer(t, text);
         if (is_broken) return;
         const std::string repaired = utf8_replace_invalid(text);

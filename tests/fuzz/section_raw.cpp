@@ -15,7 +15,7 @@ void fuzz_section_raw(FuzzBytes bytes) {
     if (bytes.size() >= 16) std::memcpy(&vocab_size, bytes.data() + 12, sizeof vocab_size);
     if (vocab_size > 1 << 16) vocab_size = 1 << 16;
     try {
-        const Tokenizer tokenizer = Tokenizer::load(std::as_bytes(bytes), int(vocab_size));
+        const Tokenizer tokenizer = Tokenizer(std::as_bytes(bytes), int(vocab_size));
         use_tokenizer(tokenizer, awkward_text);
     } catch (const std::runtime_error& e) {
         expect(std::string_view(e.what()).starts_with("tokenizer: "), "the message says where");
