@@ -340,7 +340,8 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 
 # What tests/test_rtl.py takes: make test builds it where Verilator is.
 .PHONY: rtl-quick
-rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/system_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
+QUICK_ARRAY := $(if $(FULL),16x16,8x8)
+rtl-quick: $(foreach part,matmul_axi_test system_test runq runq_w8a8 backends/quant_gemm_rtl.so,$(HW)/axi-$(QUICK_ARRAY)/$(part)) \
            $(PORTABLE)/runq_gptq $(if $(FULL),build/hw/wave/tile.vcd)
 
 # Place and route, and counts of cells: docs/rtl-chip.json and its picture. The tools of PyPI are in build/hw/yowasp.
