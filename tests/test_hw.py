@@ -32,7 +32,7 @@ def make(*arguments):
 @needs_change("hw")
 def test_quick_part():
     """Array, scalers and quantizer against the golden vectors; with FULL=1 every module."""
-    printed = make("hw-lint" if FULL else "hw-quick", *(["hw-unit", "hw-icarus"] if FULL else []), "-j2")
+    printed = make(*(["hw-lint", "hw-unit", "hw-icarus", "hw-cocotb", "hw-hls"] if FULL else ["hw-quick"]), "-j2")
     assert len(re.findall(r"Status: SUCCESS!", printed)) == (11 if FULL else 3)
     assert len(re.findall(r"^(?:tile|scaler)_tb, .*: equal: ", printed, re.MULTILINE)) >= 3
     print(printed.splitlines()[-1])

@@ -114,7 +114,9 @@ def test_the_line_in_the_file_compiles_it(tmp_path, program):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_ids_take_no_library(tmp_path, program):
     """Of runq, with FULL=1 of each; of the others, whose section of text is the same, that it compiles."""
-    line = f"g++ -std=c++20 -O{1 if FULL else 0} -Wall -Wextra -Werror -DNO_TOKENIZER {program}.cpp -o {program} -fopenmp"
+    line = (
+        f"g++ -std=c++20 -O{1 if FULL else 0} -Wall -Wextra -Werror -DNO_TOKENIZER {program}.cpp -o {program} -fopenmp"
+    )
     if not FULL and program != "runq":
         shutil.copy(SOURCE[program], tmp_path)
         subprocess.run(line + " -fsyntax-only", shell=True, cwd=tmp_path, check=True)

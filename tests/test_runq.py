@@ -250,10 +250,18 @@ def test_attention_in_int8_does_not_depend_on_chunks_and_threads(model):
 KV_BITS = {"f32": 32, "f16": 16, "q8": 8}
 
 
-@pytest.mark.parametrize("kv", KV_BITS)
-@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"])
+KV_MODELS = ["tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [(name, kv) for name in KV_MODELS for kv in KV_BITS if FULL or name == KV_MODELS[0] or kv == "q8"],
+)
 def test_formats_of_the_kv_cache(name, kv):
-    """Perplexity over windows of the whole context, against a cache in fp32; and the bytes of a position."""
+    """Perplexity over windows of the whole context, against a cache in fp32; and the bytes of a position.
+
+    Each format in one program, q8 in each; with FULL=1 each in each.
+    """
     golden = golden_json(name)["held_out"]
     done = runq(BIN[name], "--kv", kv, "--ppl", ROOT / "models" / "held_out.txt")
     limit = {"f32": 5e-4, "f16": 7e-4, "q8": 5e-3}[kv]
@@ -287,7 +295,8 @@ def test_build_without_tokenizer(tmp_path):
     kernels = [f"build/lib/engine/cpu/{part}.o" for part in ("attention", "quant_matmul")]  # they know of no text
     subprocess.run(
         [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-march=native", "-pthread", "-DNO_TOKENIZER", "-DENGINE",
-         "-I.", f"{program}.cpp", "engine/app/cli.cpp", "engine/app/line_editor.cpp", *kernels, "-o", tmp_path / program],
+         "-I.", f"{program}.cpp", "engine/app/cli.cpp", "engine/app/line_editor.cpp", *kernels,
+         "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip
     golden = clear_generation(name)
