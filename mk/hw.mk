@@ -288,14 +288,15 @@ rtl-backend: $(HW)/axi-$(RTL_ARRAY)/backends/quant_gemm_rtl.so $(PORTABLE)/runq_
 	@mkdir -p $(PORTABLE)/backends
 	cp $< $(call BACKEND_PATH,rtl)
 
-# runq and runq_w8a8 with products and quantizer in RTL: their sources as they are, other objects beside them.
+# runq and runq_w8a8 with products and quantizer in RTL: their sources as they are, other objects beside them. The simulation
+# takes the time, so that the compiler need not.
 $(HW)/axi-%/programs.o: hw/sim/programs.cpp hw/sim/in_rtl/engine/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
-	$(CXX) -Ihw/sim/in_rtl $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
+	$(CXX) -Ihw/sim/in_rtl $(CXXFLAGS_ALL) -O1 $(DEPS) -c $< -o $@
 RTL_PROGRAMS := runq runq_w8a8
 define rtl_program
 .PRECIOUS: $(HW)/axi-%/$1.o
 $(HW)/axi-%/$1.o: $1.cpp hw/sim/in_rtl/engine/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
-	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) $$(DEPS) -c $$< -o $$@
+	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) -O1 $$(DEPS) -c $$< -o $$@
 $(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/model.a
 	$$(CXX) $$(CXXFLAGS_ALL) $$^ -o $$@ $$(LIBS)
 endef
