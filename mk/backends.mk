@@ -196,7 +196,7 @@ NEEDS_test-ptx := BUILD PYTHON TEST
 NEEDS_cuda-cublas := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
-	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
+	@echo '$(words $(CUDA_CHECKS)) of runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu for sm_80 and sm_90 compile, nothing spills'
 test: $(call PTX_OF,runq_awq backend)
 # With cuBLAS's own header and library, of a Python package (570 MB): for test-all.
 build/cublas/ready: tools/cublas.lock $(call moved,build/cublas)

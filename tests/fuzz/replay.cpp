@@ -3,7 +3,8 @@
 //
 //   replay NAME FILE...
 //   replay_PROGRAM command_line OPTION...     see command_line.h
-//   replay_PROGRAM plain_NAME FILE...         of the program's file alone (plain_form.h), if compiled with WITH_PLAIN
+//   replay_PROGRAM plain_NAME FILE...         of the program's file alone (plain_form.h), if compiled with
+//   WITH_PLAIN
 #define FUZZ_REPLAY
 #ifdef PROGRAM
 #include "tests/fuzz/command_line.h"
