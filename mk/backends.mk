@@ -4,6 +4,7 @@
 #                         libraries of which it takes the best one. Copied as a whole, the folder runs elsewhere.
 #     make portable BACKENDS="opencl cuda hip sycl"            these as well: what is for GPUs
 #     make portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0      the same for another machine
+#     make portable BACKEND_O=-O1                              compiled in half the time, for tests
 # Of a compiler that is not installed yet, by its name.
 MACHINE  := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine 2>/dev/null) $(filter %-g++,$(CXX)) $(shell uname -m)))
 PORTABLE := build/portable/$(MACHINE)
@@ -27,8 +28,8 @@ endif
 
 # Only quant_gemm_backend() is to be seen from outside: two libraries that share a function of libstdc++'s templates
 # would otherwise take one copy of it, compiled for the one or the other processor.
-ANY_CPU       = $(filter-out -march=%,$(CXXFLAGS_ALL)) $(ISA_portable)
-BACKEND_FLAGS = $(filter-out -march=%,$(CXXFLAGS_ALL)) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
+ANY_CPU       = $(filter-out -march=%,$(CXXFLAGS_ALL)) $(ISA_portable) $(BACKEND_O)
+BACKEND_FLAGS = $(filter-out -march=%,$(CXXFLAGS_ALL)) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(BACKEND_O)
 BACKEND_LINK  = -shared -Wl,--version-script=engine/backend/exports -Wl,-z,relro,-z,now,-z,defs
 
 # SYCL's compilers: Intel's icpx, AdaptiveCpp's acpp.
@@ -112,7 +113,7 @@ $(call BACKEND_PATH,emulated64): engine/backend/gpu.cu engine/backend/exports $(
 
 $(OBJECTS)/flags: FORCE | build/packages
 	@mkdir -p $(@D)
-	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+	@echo '$(FLAGS) $(BACKEND_O)' | cmp -s - $@ || echo '$(FLAGS) $(BACKEND_O)' > $@
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
 # What takes nvcc, or a GPU.
@@ -195,7 +196,7 @@ NEEDS_test-ptx := BUILD PYTHON TEST
 NEEDS_cuda-cublas := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
-	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
+	@echo '$(words $(CUDA_CHECKS)) of runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu for sm_80 and sm_90 compile, nothing spills'
 test: $(call PTX_OF,runq_awq backend)
 # With cuBLAS's own header and library, of a Python package (570 MB): for test-all.
 build/cublas/ready: tools/cublas.lock $(call moved,build/cublas)

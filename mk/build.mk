@@ -96,7 +96,7 @@ $(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON F
 NEEDS_fuzz-coverage := BUILD PYTHON FUZZ LLVM
 $(foreach goal,$(PROGRAMS) $(CUDA_PROGRAMS),$(eval NEEDS_$(goal) := BUILD))
 $(foreach goal,$(FIRST_MODELS),$(eval NEEDS_$(goal) := PYTHON))
-NEEDS_test-all := BUILD PYTHON TEST LINT ARM HIP FUZZ
+NEEDS_test-all := BUILD PYTHON TEST LINT ARM MINGW WINE HIP FUZZ
 $(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))
 NEEDS_test-arm := BUILD PYTHON TEST ARM
 NEEDS_hip      := BUILD HIP
@@ -138,7 +138,7 @@ $(PLAIN_PROGRAMS:%=build/plain/%): build/plain/%: %.cpp build/flags build/packag
 	$(CXX) $(PLAIN_FLAGS) $(DEPS) $< -o $@ $(PLAIN_LIBS)
 $(PLAIN_PROGRAMS:%=build/plain-asan/%): build/plain-asan/%: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS $(DEPS) $< -o $@ $(PLAIN_LIBS)
+	$(CXX) $(PLAIN_FLAGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS $(DEPS) $< -o $@ $(PLAIN_LIBS)
 
 PLAIN_SIMT = $(PLAIN_FLAGS) -fno-strict-aliasing -Wno-unknown-pragmas
 $(PLAIN_CUDA:%=build/plain/%): build/plain/%: %.cu build/flags build/packages

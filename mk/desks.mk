@@ -41,6 +41,13 @@ test-arm: $(ARM_TESTS) $(TEST_MODELS) $(RANDOM_MODELS)
 	    /^\[doctest\] test cases:/ { passed += $$6; failed += $$9; runs-- } \
 	    END { failed += runs; print passed " passed, " failed " failed"; exit failed > 0 }'
 
+# Other systems' compilers read the program with back ends and that with most of engine/os. Nothing is made.
+.PHONY: lint-systems
+NEEDS_lint-systems := BUILD TEST ARM MINGW
+lint-systems: build/packages-arm build/packages-mingw
+	$(ARM_CXX) $(ARM_FLAGS) -march=armv8.6-a -fsyntax-only runq_gptq.cpp
+	$(DESK_CXX_windows-mingw) $(call DESK_FLAGS,$(DESK_CXX_windows-mingw)) $(DESK_ISA_windows-mingw) -DNO_TOKENIZER -fsyntax-only runq.cpp
+
 # ---- libraries from source -------------------------------------------------------------------------------------------
 # PCRE2 and utf8proc from the sources of the distribution's packages, for systems that have no packages of them:
 # What is below and web.mk compile them.

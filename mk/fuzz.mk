@@ -67,7 +67,7 @@ build/packages-fuzz: build/packages
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
 ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
-REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%) $(PLAIN_PROGRAMS:%=build/fuzz/replay_plain_%)
+REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
 endif
@@ -79,12 +79,11 @@ replay_link = $(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -DLIBRARY_IS_LINKED $1 $< $(R
 build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	@mkdir -p $(@D)
 	$(call replay_link)
+# The two harnesses of a program, and those of its file alone.
+replayed = -DPROGRAM='"$(call source_of,$*)"' $(if $(filter $*,$(PLAIN_PROGRAMS)),-DWITH_PLAIN)
 build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	@mkdir -p $(@D)
-	$(call replay_link,-DPROGRAM='"$(call source_of,$*)"')
-build/fuzz/replay_plain_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
-	@mkdir -p $(@D)
-	$(call replay_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
+	$(call replay_link,$(replayed))
 
 # The replays once more, with counters of what is executed.
 COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing $(ENGINE) -I. -w \
@@ -97,9 +96,7 @@ coverage_link = $(FUZZ_CXX) $(COVERAGE) $(DEPS) $1 $< $(COVERAGE_O) -o $@ $(FUZZ
 build/fuzz/coverage/replay: tests/fuzz/replay.cpp $(COVERAGE_O)
 	$(call coverage_link)
 build/fuzz/coverage/replay_%: tests/fuzz/replay.cpp $(COVERAGE_O)
-	$(call coverage_link,-DPROGRAM='"$(call source_of,$*)"')
-build/fuzz/coverage/replay_plain_%: tests/fuzz/replay.cpp $(COVERAGE_O)
-	$(call coverage_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
+	$(call coverage_link,$(replayed))
 fuzz-coverage: $(REPLAYS:build/fuzz/%=build/fuzz/coverage/%) $(FUZZ_MODELS)
 	@$(call install,$(PACKAGES_LLVM))
 	@'$(PYTHON)' tests/fuzz/run.py --coverage $(FUZZ)

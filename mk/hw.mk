@@ -9,7 +9,7 @@
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
@@ -139,7 +139,7 @@ HW_TOPS   += rope residual_add dequantizer code_packer vector_memory word_reader
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
 hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
-hw-quick: hw-lint hw-unit hw-icarus-quick hw-cocotb-quick hw-hls
+hw-quick: hw-lint hw-unit hw-icarus-quick
 	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, planted mistakes, proofs, coverage, and every tile in Icarus'
 
 # Every test program, one after the other. HW_PAIRS is read by fp32_test, HW_ARRAY by those that take products.
@@ -147,13 +147,15 @@ hw-unit: $(HW_TESTS:%=$(HW)/%_test) $(HW_VECTORS)
 	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_ARRAY=$(ARRAY) HW_PAIRS=$(or $(HW_PAIRS),$(HW_RANDOM)) $(HW)/$${test}_test --no-colors=1 || exit 1; done
 
 # All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
+# hw-quick: of the modules that no other has, and with them of all below them, as their parameters are there.
+HW_LINTED = $(if $(filter hw-quick,$(MAKECMDGOALS)),matmul_axi chip_axi dot_row row_scaler msd_array,$(HW_TOPS))
 hw-lint: build/packages-hw
 	@mkdir -p build/hw
-	@for top in $(HW_TOPS); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
-	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o build/hw/lint.vvp $(RTL)/$$top.sv || exit 1; done
-	@for top in $(HW_TOPS); do yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; hierarchy -top $$top; proc; check -assert" \
-	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }; done
-	@echo "hw-lint: $(words $(HW_TOPS)) modules and all below them: Verilator, Icarus, Yosys"
+	@for top in $(HW_LINTED); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_LINTED); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o build/hw/lint.vvp $(RTL)/$$top.sv || exit 1; done
+	@yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; design -save all; $(foreach top,$(HW_LINTED),design -load all; hierarchy -top $(top); proc; check -assert;)" \
+	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }
+	@echo "hw-lint: $(words $(HW_LINTED)) modules and all below them: Verilator, Icarus, Yosys"
 
 # A test bench of hw/tests on a product: $(call hw_bench,BENCH,ARRAY,OPTIONS). The shell has the product's name and sizes.
 hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 -P $1.ROWS=$(call array_rows,$2) -P $1.COLS=$(call array_cols,$2) -P $1.TOKENS=$$n \
@@ -182,15 +184,15 @@ hw-icarus hw-icarus-quick: build/hw/vectors/$(ARRAY)/cases.txt build/packages-hw
 COCOTB := build/hw/cocotb
 $(COCOTB)/ready: tools/cocotb.lock $(call moved,$(COCOTB))
 	$(call set_up,tools/cocotb.lock)
-.PHONY: hw-cocotb hw-cocotb-quick
-hw-cocotb hw-cocotb-quick: $(COCOTB)/ready build/packages-hw
+.PHONY: hw-cocotb
+hw-cocotb: $(COCOTB)/ready build/packages-hw
 	@iverilog -g2012 -s matmul_axi -P matmul_axi.ROWS=4 -P matmul_axi.COLS=8 -P matmul_axi.MIN_GROUP=4 -P matmul_axi.FETCH=1 -o $(COCOTB)/core.vvp $(wildcard $(RTL)/*.sv)
 	@rm -f $(COCOTB)/results.xml
 	@PATH="$(CURDIR)/$(COCOTB)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(COCOTB)" PYTHONPATH="$(CURDIR)" COCOTB_LOG_LEVEL=WARNING \
-	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=$(if $(findstring quick,$@),30,1000) MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
+	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=1000 MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
 	    vvp -n -M "$$($(COCOTB)/bin/cocotb-config --prefix)/cocotb/libs" -m libcocotbvpi_icarus $(COCOTB)/core.vvp > $(COCOTB)/log 2>&1; \
 	    grep -q '<testcase name="queue"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
-	@echo '$@: $(if $(findstring quick,$@),30,1000) products under the AXI models of cocotbext-axi, in Icarus'
+	@echo '$@: 1000 products under the AXI models of cocotbext-axi, in Icarus'
 
 # A layer for high-level synthesis (hw/hls/layer.h) beside the golden trace, with RMSNorm in fp32 and fp64, in two compilers;
 # nothing in it takes memory from the heap.
@@ -286,14 +288,15 @@ rtl-backend: $(HW)/axi-$(RTL_ARRAY)/backends/quant_gemm_rtl.so $(PORTABLE)/runq_
 	@mkdir -p $(PORTABLE)/backends
 	cp $< $(call BACKEND_PATH,rtl)
 
-# runq and runq_w8a8 with products and quantizer in RTL: their sources as they are, other objects beside them.
+# runq and runq_w8a8 with products and quantizer in RTL: their sources as they are, other objects beside them. The simulation
+# takes the time, so that the compiler need not.
 $(HW)/axi-%/programs.o: hw/sim/programs.cpp hw/sim/in_rtl/engine/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
-	$(CXX) -Ihw/sim/in_rtl $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
+	$(CXX) -Ihw/sim/in_rtl $(CXXFLAGS_ALL) -O1 $(DEPS) -c $< -o $@
 RTL_PROGRAMS := runq runq_w8a8
 define rtl_program
 .PRECIOUS: $(HW)/axi-%/$1.o
 $(HW)/axi-%/$1.o: $1.cpp hw/sim/in_rtl/engine/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
-	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) $$(DEPS) -c $$< -o $$@
+	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) -O1 $$(DEPS) -c $$< -o $$@
 $(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/model.a
 	$$(CXX) $$(CXXFLAGS_ALL) $$^ -o $$@ $$(LIBS)
 endef
@@ -340,7 +343,8 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 
 # What tests/test_rtl.py takes: make test builds it where Verilator is.
 .PHONY: rtl-quick
-rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/system_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
+QUICK_ARRAY := $(if $(FULL),16x16,8x8)
+rtl-quick: $(foreach part,matmul_axi_test system_test runq runq_w8a8 backends/quant_gemm_rtl.so,$(HW)/axi-$(QUICK_ARRAY)/$(part)) \
            $(PORTABLE)/runq_gptq $(if $(FULL),build/hw/wave/tile.vcd)
 
 # Place and route, and counts of cells: docs/rtl-chip.json and its picture. The tools of PyPI are in build/hw/yowasp.

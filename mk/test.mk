@@ -17,11 +17,15 @@ CHECKED := $(if $(P),,build/engine_test) $(foreach p,$(or $(P),$(PROGRAMS)),buil
 check: $(CHECKED) $(if $(P),,$(foreach b,$(CPU_BACKENDS),$(call BACKEND_PATH,$b))) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
-# And what takes long besides: whole sweeps, static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages,
-# new Debian systems.
+# And what takes long besides: whole sweeps, static analysis, Arm, Windows, the GPUs' compilers, the book, all fuzzing
+# harnesses, the pages, new Debian systems.
 test-all: export FULL := 1
 test-all: test
-	$(MAKE) lint test-arm cuda cuda-cublas test-ptx hip
+	$(MAKE) lint lint-systems test-arm cuda cuda-cublas test-ptx hip
+	$(MAKE) portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0
+	$(PY) -m pytest -q tests/test_backends.py -k arm
+	$(MAKE) test-windows
+	$(MAKE) test-book BOOK_RUN=
 	$(MAKE) test-fuzz
 	$(MAKE) test-pages test-fresh
 
@@ -130,9 +134,10 @@ lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
 	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$*,$(filter-out $(ENGINE) -I%,$(STRICT)) {})
 
+TIDIED := %
 lint-tidy: build/packages-lint
-	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
-	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),clang-tidy,--quiet --warnings-as-errors="*" {} -- -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
+	@$(call each,$(filter $(TIDIED),$(wildcard *.cpp *.cu) $(LIBRARY)),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
+	@$(call each,$(filter $(TIDIED),$(PLAIN_PROGRAMS:%=%.cpp)),clang-tidy,--quiet --warnings-as-errors="*" {} -- -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)

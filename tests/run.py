@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 # Files that take longest, or have one test that does. They begin first, so that none runs on when all others are done.
-SLOW = ["recipe", "broken_files", "docs", "pages", "runq", "runq_awq", "planted_bugs", "export_faults"]
+SLOW = ["recipe", "plain", "hw", "rtl", "chip", "tokenizer", "fuzz", "broken_files", "runq", "runq_awq", "planted_bugs"]
 
 
 class Counts(NamedTuple):

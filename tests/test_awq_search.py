@@ -235,8 +235,10 @@ def exported(name, outliers, **options):
         return found, AWQ(Path(folder) / "m.bin")
 
 
-@pytest.mark.parametrize("outliers", [False, True])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    ("name", "outliers"),
+    [(name, outliers) for name in TINY for outliers in (False, True) if FULL or outliers or name == TINY[0]],
+)
 def test_awq_beats_plain_rounding_in_layer_error(name, outliers):
     """Each layer alone, from the unquantized model's own input, on text that was not calibrated on."""
     hf_dir = model_with_outliers(name)[1] if outliers else MODELS / name
@@ -316,11 +318,11 @@ def all_steps(config):
         yield from (f"layers.{i}.ffn.{p}" for p in ("norm", "gate_proj", "up_proj", "down_proj"))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", TINY if FULL else TINY[:1])
 def test_perplexity_with_outliers(tmp_path, name):
     """`python -m models.compare_schemes` in short: calibrated on little, on part of the held-out text.
 
-    With FULL=1 calibrated as for the golden files, and on four times as much text.
+    With FULL=1 of both models, calibrated as for the golden files, and on four times as much text.
     """
     length = 16000 if FULL else 4000
     _, hf_dir = model_with_outliers(name)

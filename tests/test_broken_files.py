@@ -28,7 +28,7 @@ MODELS = ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen
           "tiny-llama.awq", "tiny-qwen3.awq-g64", "tiny-llama.gptq-w4", "tiny-qwen3.gptq-ladder",
           "tiny-llama.gptq-sparse", "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure",
           "tiny-qwen3-moe.moe-mxfp8", "tiny-qwen3-moe.moe-ladder"]  # fmt: skip
-N = 400  # changed copies of a file
+N = 400 if FULL else 120  # changed copies of a file
 RUN = ["-i", "Once <|eot_id|>upon\n", "-t", "0", "-j", "1", "-n", "2"]
 # An emulated GPU takes half a second for a token: one file in 16 is run, for one. The others end when they are
 # loaded, as a context of one token is too short for the prompt.

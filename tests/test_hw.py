@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from bench.systolic import Array, default_scalers
-from tests.helpers import FULL, ROOT
+from tests.helpers import FULL, ROOT, needs_change
 
 TOOLS = ("verilator", "iverilog", "yosys")
 needs_tools = pytest.mark.skipif(
@@ -29,9 +29,10 @@ def make(*arguments):
 
 @needs_tools
 @needs_plain_path
+@needs_change("hw")
 def test_quick_part():
     """Array, scalers and quantizer against the golden vectors; with FULL=1 every module."""
-    printed = make("hw-lint" if FULL else "hw-quick", *(["hw-unit", "hw-icarus"] if FULL else []), "-j2")
+    printed = make(*(["hw-lint", "hw-unit", "hw-icarus", "hw-cocotb", "hw-hls"] if FULL else ["hw-quick"]), "-j2")
     assert len(re.findall(r"Status: SUCCESS!", printed)) == (11 if FULL else 3)
     assert len(re.findall(r"^(?:tile|scaler)_tb, .*: equal: ", printed, re.MULTILINE)) >= 3
     print(printed.splitlines()[-1])
@@ -93,6 +94,7 @@ OTHER_SIZES = {
 
 
 @needs_tools
+@needs_change("hw")
 def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
     """array_sizes alone, in three tools: the parameter is named, and the tool stops."""
     rtl = ROOT / "hw" / "rtl" / "array_sizes.sv"
@@ -141,6 +143,7 @@ def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
 
 @needs_tools
 @needs_plain_path
+@needs_change("hw")
 def test_tiles_of_another_array():
     """Golden tiles and the scalers below them on 8 x 32, in Icarus."""
     printed = make("hw-icarus-quick", "ARRAY=8x32")

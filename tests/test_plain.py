@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from formats.schemes import FORMATS
 from golden.trace import compare, read_trace
-from tests.helpers import ROOT
+from tests.helpers import FULL, ROOT
 from tests.test_broken_files import RUN, broken_copies
 from tests.test_rotation import export_rotated
 from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, determined, golden_json, program_of
@@ -86,11 +86,17 @@ def compiled(command, program, folder):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_line_in_the_file_compiles_it(tmp_path, program):
+    """Of runq, with FULL=1 of each; the others' lines are read, and build/plain has what such a line makes."""
     whole = [line for line in first_commands(program) if "-DNO_TOKENIZER" not in line]
     assert whole == [
         f"g++ -std=c++20 -O3 -march=native -fopenmp {program}.cpp -o {program} -lpcre2-8 -lutf8proc",
     ]
-    binary = compiled(whole[0], program, tmp_path)
+    binary = ROOT / "build" / "plain" / program
+    if FULL or program == "runq":
+        binary = compiled(whole[0], program, tmp_path)
+    else:
+        shutil.copy(SOURCE[program], tmp_path)
+        subprocess.run(whole[0] + " -fsyntax-only", shell=True, cwd=tmp_path, check=True)
     name = first_file(program)
     golden = clear_generation(name)
     command = [binary, BIN[name], "-i", golden["prompt"], "-t", "0", "-n", "64"]
@@ -107,7 +113,14 @@ def test_the_line_in_the_file_compiles_it(tmp_path, program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_ids_take_no_library(tmp_path, program):
-    line = f"g++ -std=c++20 -O1 -Wall -Wextra -Werror -DNO_TOKENIZER {program}.cpp -o {program} -fopenmp"
+    """Of runq, with FULL=1 of each; of the others, whose section of text is the same, that it compiles."""
+    line = (
+        f"g++ -std=c++20 -O{1 if FULL else 0} -Wall -Wextra -Werror -DNO_TOKENIZER {program}.cpp -o {program} -fopenmp"
+    )
+    if not FULL and program != "runq":
+        shutil.copy(SOURCE[program], tmp_path)
+        subprocess.run(line + " -fsyntax-only", shell=True, cwd=tmp_path, check=True)
+        return
     binary = compiled(line, program, tmp_path)
     name = first_file(program)
     golden = clear_generation(name)
@@ -146,7 +159,11 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
     assert not any(r.error for r in reports if r.name.endswith(".q"))
 
 
-@pytest.mark.parametrize("name", FILES)
+# Of the long tests: one file of each program, with FULL=1 all.
+SOME_FILES = FILES if FULL else [first_file(program) for program in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", SOME_FILES)
 def test_perplexity_is_that_of_the_reference(name):
     golden = golden_json(name)["held_out"]
     words = run(BIN[name], "--ppl", HELD_OUT).stdout.decode().split()
@@ -350,9 +367,9 @@ def test_other_mistakes(tmp_path, program):
 
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
-    """Of the copies that tests/test_broken_files.py gives to the engine, as many as take some seconds."""
+    """Of the copies that tests/test_broken_files.py gives to the engine; with FULL=1 eight times as many."""
     program = program_of(name)
-    models = [other for other in FILES if program_of(other) == program]
+    n = (800 if FULL else 100) // max(2, sum(program_of(other) == program for other in FILES))
     env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
                         "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}  # fmt: skip
 
@@ -372,7 +389,7 @@ def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
         return f"{case.what}: exit {done.returncode}: {done.stdout[:80]} {error[-1500:]}"
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(outcome, enumerate(broken_copies(BIN[name], 800 // max(2, len(models))))))
+        found = list(pool.map(outcome, enumerate(broken_copies(BIN[name], n))))
     assert [line for line in found if line not in ("refused", "ran")] == []
     assert found.count("refused") >= len(found) // 2
     assert found.count("ran") >= len(found) // 20
@@ -408,39 +425,39 @@ def unreached(counts, lines, source):
 @pytest.mark.skipif(not shutil.which("gcov"), reason="needs gcov")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_stories_run_every_line_of_the_forward_pass(tmp_path, program):
-    flags = ["-std=c++20", "-O0", "-fopenmp", "--coverage", "-fprofile-update=atomic"]
+    flags = ["-std=c++20", "-O1", "-fopenmp", "--coverage"]
     command = ["g++", *flags, SOURCE[program], "-o", program, "-lpcre2-8", "-lutf8proc"]
     subprocess.run(command, cwd=tmp_path, check=True)
     source = SOURCE[program].read_text().splitlines()
 
     def covered(name, *args, **options):
-        done = run(BIN[name], *args, folder=tmp_path, program=program, **options)
+        done = run(BIN[name], *args, "-j", 1, folder=tmp_path, program=program, **options)  # counters are no atomics
         assert done.returncode == 0, done.stderr
         return done
 
     models = [name for name in FILES if program_of(name) == program]
     for name in models:
         for options in {(), OWN_OPTIONS.get(program, ())}:
-            covered(name, "-i", "Once upon a time", "-n", 8, "-s", 1, *options)
+            covered(name, "-i", "Once upon a time", "-n", 3, "-s", 1, *options)
     (tmp_path / "rotated").mkdir()
     scheme = next(scheme for scheme, file_format in FORMATS.items() if file_format.program == program)
     rotated = export_rotated(scheme, tmp_path / "rotated")
-    assert run(rotated, "--ids", "1,2,3", "-n", 2, folder=tmp_path, program=program).returncode == 0
+    assert run(rotated, "--ids", "1,2,3", "-n", 2, "-j", 1, folder=tmp_path, program=program).returncode == 0
     counts, functions = counts_by_function(program, tmp_path)
     assert set(FORWARD) - functions.keys() == set()
     lines = sorted({i for name in FORWARD for part in functions[name] for i in part})
     assert unreached(counts, lines, source) == []
 
     text = tmp_path / "text"
-    text.write_text(HELD_OUT.read_text()[:600])
+    text.write_text(HELD_OUT.read_text()[:200])
     name = models[0]
-    covered(name, "-f", text, "-n", 4, "-t", 0.9, "-k", 10, "-p", 0.8, "-c", 500, "-j", 1, "--print-ids")
+    covered(name, "-f", text, "-n", 4, "-t", 0.9, "-k", 10, "-p", 0.8, "-c", 500, "--print-ids")
     covered(name, "--ids", "1,2,3", "-n", 4, "-t", 0, "--trace", tmp_path / "t")
     covered(models[-1], "--ids", "1,2,3", "-n", 1, "--print-ids", "--trace", tmp_path / "t")
     covered(name, "--ppl", text)
     chat = {"stdin": None, "input": b"Tell me a story.\nAnd another.\n"}
     for name in models:
-        covered(name, "-m", "chat", "-n", 20, "-s", 1, **chat)
+        covered(name, "-m", "chat", "-n", 20 if name == models[0] else 2, "-s", 1, **chat)
     counts, _ = counts_by_function(program, tmp_path)
     usual = [i for i in counts if not re.search(r"\bthrow\b|\bfail\(", source[i - 1])]
     reached = [i for i in usual if counts[i]]

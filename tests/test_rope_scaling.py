@@ -25,7 +25,7 @@ from golden.forward import Fp32, forward
 from golden.schemes import read_file
 from golden.trace import Recorder, read_trace
 from tests.gguf_fixture import write_gguf
-from tests.helpers import F32, MODELS, ROOT, run_export
+from tests.helpers import F32, FULL, MODELS, ROOT, run_export
 from tests.hf_fixtures import FOLDER, ROPE_SCALINGS, with_rope_scaling
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
@@ -57,8 +57,13 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("scaling", [YARN, LINEAR])
-@pytest.mark.parametrize("scheme", EXPORTS)
+# Each program with YaRN, and runq with the other, too; with FULL=1 each with both.
+SCALED = [
+    (scheme, scaling) for scheme in EXPORTS for scaling in (YARN, LINEAR) if FULL or scheme == "q8" or scaling == YARN
+]
+
+
+@pytest.mark.parametrize(("scheme", "scaling"), SCALED)
 def test_programs_rotate_as_the_reference(tmp_path, scheme, scaling):
     """Both forms of each program; the file says what config.json does. 0x30 has YaRN's factor, 0 in other files."""
     model, export = EXPORTS[scheme]

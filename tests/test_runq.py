@@ -21,6 +21,7 @@ from golden.trace import compare, read_trace, replay
 from golden.w8a8 import W8A8
 from models.agreement import disagreements
 from models.stories import stories
+from tests.helpers import FULL
 
 ROOT = Path(__file__).resolve().parent.parent
 # Every kind of model file of every CPU program, and the program.
@@ -171,7 +172,11 @@ def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Of long tests: one file of each kind, with FULL=1 of each model.
+KINDS = list({name.split(".")[1]: name for name in reversed(MODELS)}.values())
+
+
+@pytest.mark.parametrize("name", MODELS if FULL else KINDS)
 def test_perplexity_is_near_that_of_fp32(name):
     """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen; with int4 experts 0.5 %,
     with all else in int4, too, 2.5 %.
@@ -190,8 +195,15 @@ def test_perplexity_is_near_that_of_fp32(name):
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
 
 
-@pytest.mark.parametrize("program", ["runq_w8a8", "build/plain/runq_w8a8"])
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [
+        ("runq_w8a8", "tiny-llama"),
+        ("runq_w8a8", "tiny-qwen3"),
+        ("build/plain/runq_w8a8", "tiny-qwen3"),
+        *([("build/plain/runq_w8a8", "tiny-llama")] if FULL else []),
+    ],
+)
 def test_attention_in_int8_keeps_the_contract_operation_by_operation(tmp_path, model, program):
     """A text of 300 tokens, in chunks; and the golden's trace, ids and perplexity."""
     path, name = BIN[f"{model}.w8a8"], f"{model}.w8a8-attn8"
@@ -238,10 +250,18 @@ def test_attention_in_int8_does_not_depend_on_chunks_and_threads(model):
 KV_BITS = {"f32": 32, "f16": 16, "q8": 8}
 
 
-@pytest.mark.parametrize("kv", KV_BITS)
-@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"])
+KV_MODELS = ["tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [(name, kv) for name in KV_MODELS for kv in KV_BITS if FULL or name == KV_MODELS[0] or kv == "q8"],
+)
 def test_formats_of_the_kv_cache(name, kv):
-    """Perplexity over windows of the whole context, against a cache in fp32; and the bytes of a position."""
+    """Perplexity over windows of the whole context, against a cache in fp32; and the bytes of a position.
+
+    Each format in one program, q8 in each; with FULL=1 each in each.
+    """
     golden = golden_json(name)["held_out"]
     done = runq(BIN[name], "--kv", kv, "--ppl", ROOT / "models" / "held_out.txt")
     limit = {"f32": 5e-4, "f16": 7e-4, "q8": 5e-3}[kv]
@@ -272,10 +292,11 @@ def test_attention_in_int8_has_a_cache_of_its_own():
 def test_build_without_tokenizer(tmp_path):
     name = "tiny-llama.q8"
     program = program_of(name)
+    kernels = [f"build/lib/engine/cpu/{part}.o" for part in ("attention", "quant_matmul")]  # they know of no text
     subprocess.run(
-        [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-pthread", "-DNO_TOKENIZER", "-DENGINE", "-I.",
-         f"{program}.cpp", "engine/app/cli.cpp", "engine/app/line_editor.cpp", "engine/cpu/attention.cpp",
-         "engine/cpu/quant_matmul.cpp", "-o", tmp_path / program],
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-march=native", "-pthread", "-DNO_TOKENIZER", "-DENGINE",
+         "-I.", f"{program}.cpp", "engine/app/cli.cpp", "engine/app/line_editor.cpp", *kernels,
+         "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip
     golden = clear_generation(name)

@@ -3,14 +3,26 @@
 //
 //   replay NAME FILE...
 //   replay_PROGRAM command_line OPTION...     see command_line.h
-//   replay_plain_PROGRAM NAME FILE...         of the program's file alone: plain_form.h
+//   replay_PROGRAM plain_NAME FILE...         of the program's file alone (plain_form.h), if compiled with
+//   WITH_PLAIN
 #define FUZZ_REPLAY
 #ifdef PROGRAM
-#ifndef PLAIN
 #include "tests/fuzz/command_line.h"
-#endif
 #include "tests/fuzz/forward.cpp"
 #include "tests/fuzz/load.cpp"
+#ifdef WITH_PLAIN
+#define PLAIN
+#include "tests/fuzz/plain_form.h"
+// The harnesses once more, with the types and functions of the file alone in place of the engine's.
+namespace of_the_file {
+namespace plain {
+using ::plain::all_finite, ::plain::load_model, ::plain::ModelConfig, ::plain::Options, ::plain::Sampler,
+    ::plain::Tokenizer, ::plain::Trace;
+}
+#include "tests/fuzz/forward.cpp"
+#include "tests/fuzz/load.cpp"
+}  // namespace of_the_file
+#endif
 #else
 #include "tests/fuzz/chat.cpp"
 #include "tests/fuzz/encode.cpp"
@@ -33,6 +45,10 @@ const Harness harnesses[] = {
 #ifdef PROGRAM
     {"load", fuzz_load},
     {"forward", fuzz_forward},
+#ifdef WITH_PLAIN
+    {"plain_load", of_the_file::fuzz_load},
+    {"plain_forward", of_the_file::fuzz_forward},
+#endif
 #else
     {"chat", fuzz_chat},
     {"encode", fuzz_encode},
@@ -49,16 +65,14 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: %s HARNESS FILE...\n", argv[0]);
         return 2;
     }
-#if defined(PROGRAM) && !defined(PLAIN)
+#ifdef PROGRAM
     if (std::string_view(argv[1]) == "command_line") {
         run_command_lines(std::span(argv, size_t(argc)).subspan(2));
         return 0;
     }
 #endif
     for (const Harness& harness : harnesses) {
-        std::string_view name = argv[1];
-        if (name.starts_with("plain_")) name.remove_prefix(6);
-        if (!name.starts_with(harness.name)) continue;
+        if (!std::string_view(argv[1]).starts_with(harness.name)) continue;
         for (int i = 2; i < argc; i++) {
             std::ifstream file(argv[i], std::ios::binary);
             expect(file.is_open(), argv[i]);

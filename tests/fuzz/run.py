@@ -73,7 +73,7 @@ def store(name: str, inputs: list[Path]) -> None:
 def replay_of(name: str) -> str:
     """The program that replays its inputs."""
     harness, _, program = name.partition("_runq")
-    return "replay" + ("_plain" if name.startswith("plain_") else "") + (f"_runq{program}" if harness != name else "")
+    return "replay" + (f"_runq{program}" if harness != name else "")
 
 
 def count(*folders: Path) -> int:
