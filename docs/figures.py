@@ -1237,7 +1237,7 @@ def rtl_blocks() -> str:
     s.text(left + 118, 66, "s_axis_w: weights and scales, COLS bytes a beat", 13, QUIET)
     s.arrow((left + 118, 74), (left + 118, 92))
     s.box(left - 6, 94, 248, 44, "memory", "weight_loader", "two tiles; scales of four groups")
-    s.text(left + 360, 66, "m_axi: or from memory", 13, QUIET)
+    s.text(left + 360, 66, "m_axi: memory", 13, QUIET)
     s.arrow((left + 360, 74), (left + 360, 92))
     s.box(left + 286, 94, 150, 44, "memory", "weight_fetcher", "bursts, queue")
     s.arrow((left + 286, 116), (left + 244, 116))
