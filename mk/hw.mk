@@ -34,7 +34,7 @@ array_cols = $(lastword $(subst x, ,$(firstword $(subst -scalers, ,$1))))
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
 # RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
-# ports can share; HW_SAME: models that are taken from there, too. hw/tests/mutants.py has others.
+# ports can share; HW_SAME: models that are taken from there, too; HW_OPT: how models are compiled. hw/tests/mutants.py has others.
 RTL        ?= hw/rtl
 HW         ?= build/hw
 HW_OBJECTS ?= $(HW)
