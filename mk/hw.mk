@@ -226,7 +226,7 @@ hw-mutants: $(HW_TESTS:%=build/hw/%_test) $(HW_VECTORS) build/hw/axi-4x8-scalers
 hw-coverage: build/packages-hw $(HW_VECTORS)
 	@rm -f build/hw/coverage/*.dat
 	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=10000 \
-	    HW_OPT=-O0 > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
+	    > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
 	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat
 
 # ---- the core --------------------------------------------------------------------------------------------------------
