@@ -1224,8 +1224,9 @@ def rtl_blocks() -> str:
         920,
         622,
         "The core",
-        "Weights come in from above, activations from the left. weight_loader takes scales out of the stream of "
-        "weights and keeps two tiles of codes. quantizer makes codes of fp32, activation_store keeps them. Both feed "
+        "Weights come in from above, or weight_fetcher reads them, activations from the left. weight_loader takes "
+        "scales out of the stream of weights and keeps two tiles of codes. quantizer makes codes of fp32, "
+        "activation_store keeps them. Both feed "
         "an array of cells, of which four by four are drawn. Below the columns are column_edges: a sum for each "
         "column, and one scaler that these columns share. Below it is result_store, from which results go out. "
         "tile_sequencer starts loads and passes; axil_registers has sizes, commands and counters.",
@@ -1236,6 +1237,10 @@ def rtl_blocks() -> str:
     s.text(left + 118, 66, "s_axis_w: weights and scales, COLS bytes a beat", 13, QUIET)
     s.arrow((left + 118, 74), (left + 118, 92))
     s.box(left - 6, 94, 248, 44, "memory", "weight_loader", "two tiles; scales of four groups")
+    s.text(left + 360, 66, "m_axi: memory", 13, QUIET)
+    s.arrow((left + 360, 74), (left + 360, 92))
+    s.box(left + 286, 94, 150, 44, "memory", "weight_fetcher", "bursts, queue")
+    s.arrow((left + 286, 116), (left + 244, 116))
     for c in range(cells):
         x = left + c * pitch + 25
         s.arrow((x, 138), (x, top - 4))

@@ -1,10 +1,10 @@
 # hw/: the arithmetic in SystemVerilog, and its tests (docs/rtl.md). Needs the packages PACKAGES_HW.
 #
-#     make hw                  build and test everything
+#     make -j2 hw              build and test everything but the mutants and the stories
 #     make hw FULL=1           the same with 10^8 random pairs for each fp32 module
 #     make hw-quick            what make test runs of it
-#     make hw-coverage         lines and signals of the RTL that the tests reach
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
+#     make hw-coverage         lines and signals of the RTL that the tests reach
 #     make hw-cocotb           the core under AXI models of PyPI; make hw-hls: a layer for high-level synthesis
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
@@ -34,10 +34,11 @@ array_cols = $(lastword $(subst x, ,$(firstword $(subst -scalers, ,$1))))
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
 # RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
-# ports can share; HW_SAME: models that are taken from there, too. hw/tests/mutants.py has others.
+# ports can share; HW_SAME: models that are taken from there, too; HW_OPT: how models are compiled. hw/tests/mutants.py has others.
 RTL        ?= hw/rtl
 HW         ?= build/hw
 HW_OBJECTS ?= $(HW)
+HW_OPT     ?= -O1
 
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
@@ -82,7 +83,7 @@ hw_models_token     := rope residual_add dequantizer code_packer vector_memory b
 hw_models_attention := attention attention_8
 hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 group_scaler fp32_add fp32_mul
 
-VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
+VERILATOR      = verilator --cc --build -O3 --assert --x-initial unique -CFLAGS '-DVL_USER_STOP -std=c++20' -MAKEFLAGS OPT_FAST=$(HW_OPT) -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
 HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread $(ENGINE) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
                  $(WARNINGS) -DVECTORS='"build/hw/vectors"' $(if $(HW_COVERAGE),-DVM_COVERAGE=1 -DCOVERAGE_DIR='"$(HW)"')
@@ -100,17 +101,18 @@ $(HW)/flags: FORCE
 define hw_model
 $$(HW)/models/$1/V$1__ALL.a: $$(RTL)/$(firstword $(or $(hw_module_$1),$1)).sv build/packages-hw $$(HW)/flags
 	@mkdir -p $$(@D)
-	@MAKEFLAGS= $$(VERILATOR) --prefix V$1 --Mdir $$(@D) --top-module $(basename $(notdir $(firstword $(or $(hw_module_$1),$1)))) \
+	@MAKEFLAGS= $$(VERILATOR) $(if $(HW_COVERAGE),$(if $(findstring 16x16,$1),,--coverage-line --coverage-toggle)) --prefix V$1 --Mdir $$(@D) --top-module $(basename $(notdir $(firstword $(or $(hw_module_$1),$1)))) \
 	    $(patsubst %,"-G%",$(wordlist 2,99,$(hw_module_$1))) $$< > $$(@D)/log || { cat $$(@D)/log; exit 1; }
 	@sed 's|^[^:]*:|$$@:|' $$(@D)/V$1__ver.d > $$(@D)/sources.d
 endef
 $(foreach model,$(sort $(foreach test,$(HW_TESTS),$(hw_models_$(test)))),$(eval $(call hw_model,$(model))))
 -include $(wildcard $(HW)/models/*/sources.d)
 
-HW_RUNTIME = $(patsubst %,$(HW_OBJECTS)/%.o,verilated verilated_threads $(if $(HW_COVERAGE),verilated_cov))
-$(HW_RUNTIME): $(HW_OBJECTS)/%.o: build/packages-hw
+# Verilator's part of each program; it calls our vl_stop where an assertion does not hold.
+HW_RUNTIME = $(patsubst %,$(HW_OBJECTS)/%.o,verilated verilated_threads $(if $(HW_COVERAGE),verilated_cov) $(if $(RTL_TRACE),verilated_vcd_c))
+$(HW_RUNTIME): $(HW_OBJECTS)/%.o: $(HW_OBJECTS)/flags build/packages-hw
 	@mkdir -p $(@D)
-	$(CXX) -std=c++20 -O2 -w -pthread -I$(VERILATOR_ROOT)/include -I$(VERILATOR_ROOT)/include/vltstd -c $(VERILATOR_ROOT)/include/$*.cpp -o $@
+	$(CXX) -std=c++20 -O2 -w -fPIC -pthread -DVL_USER_STOP -I$(VERILATOR_ROOT)/include -I$(VERILATOR_ROOT)/include/vltstd -c $(VERILATOR_ROOT)/include/$*.cpp -o $@
 
 $(HW_OBJECTS)/vectors.o $(HW_OBJECTS)/main.o: $(HW_OBJECTS)/%.o: build/packages-hw
 	@mkdir -p $(@D)
@@ -137,10 +139,10 @@ HW_RANDOM := $(if $(FULL),100000000,1000000)
 HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma fp32_exp file_codes weight_expander fp16_to_fp32 msd_array attention rms_norm swiglu
 HW_TOPS   += rope residual_add dequantizer code_packer vector_memory word_reader word_writer chip_registers step_sequencer chip_axi
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
-hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
+hw: hw-lint hw-unit hw-icarus hw-formal hw-coverage hw-cocotb hw-hls rtl-test rtl-netlist rtl-broken
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
-hw-quick: hw-lint hw-unit hw-icarus-quick
-	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, planted mistakes, proofs, coverage, and every tile in Icarus'
+hw-quick: hw-lint hw-unit hw-icarus-quick hw-cocotb-quick hw-hls
+	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, proofs, coverage, and every tile in Icarus'
 
 # Every test program, one after the other. HW_PAIRS is read by fp32_test, HW_ARRAY by those that take products.
 hw-unit: $(HW_TESTS:%=$(HW)/%_test) $(HW_VECTORS)
@@ -217,14 +219,14 @@ hw-formal: build/packages-hw
 	        { cat build/hw/formal.log; exit 1; }; \
 	    echo "hw-formal: $$proof is proved"; done
 
-hw-mutants: $(HW_TESTS:%=build/hw/%_test) $(HW_VECTORS)
-	@'$(PYTHON)' hw/tests/mutants.py $(if $(MUTANTS),'$(MUTANTS)')
+hw-mutants: $(HW_TESTS:%=build/hw/%_test) $(HW_VECTORS) build/hw/axi-4x8-scalers2/matmul_axi_test build/hw/axi-4x8-scalers2/system_test build/models/tiny-llama.q8.bin
+	@$(PY) hw/tests/mutants.py $(if $(MUTANTS),'$(MUTANTS)')
 
-# The same tests with models that count.
+# The same tests with models that count, but for the largest, which take minutes to compile and have the modules of others.
 hw-coverage: build/packages-hw $(HW_VECTORS)
 	@rm -f build/hw/coverage/*.dat
-	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
-	    HW_VERILATOR='--coverage-line --coverage-toggle -CFLAGS -O0' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
+	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=10000 \
+	    > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
 	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat
 
 # ---- the core --------------------------------------------------------------------------------------------------------
@@ -237,41 +239,39 @@ hw-coverage: build/packages-hw $(HW_VECTORS)
 #     ARRAY=8x32          rows x columns of cells, for the first three; SCALERS=8: how many the core has (mk/hw.mk)
 
 RTL_OPT ?= -O2
-# RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
+# RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi weight_fetcher mac_cell_pair
-$(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip rtl-broken hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip rtl-broken,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
-# The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.
+# The model that Verilator makes of the top: $(HW)/axi-RxC/model/Vmatmul_axi__ALL.a, or axi-RxC-scalersN.
 RTL_ARRAY := $(ARRAY)$(if $(SCALERS),-scalers$(SCALERS))
 rtl_scalers = $(word 2,$(subst -scalers, ,$1))
 # The core has the master m_axi where its beats are those of AXI4.
 rtl_fetch = $(if $(filter 4 8 16 32 64 128,$(call array_cols,$1)),"-GFETCH=1'b1")
-RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --assert -CFLAGS -DVL_USER_STOP --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
-$(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
+RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --assert -CFLAGS -DVL_USER_STOP --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE) $(HW_VERILATOR)
+$(HW)/axi-%/model/Vmatmul_axi__ALL.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) $(call rtl_fetch,$*) --Mdir $(@D) $(RTL_SOURCES)
-	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
-	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
-	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
-$(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
+	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' Vmatmul_axi__ALL.a > $(@D)/log
+$(HW_OBJECTS)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h hw/sim/assertions.h $(HW_OBJECTS)/axi-%/model/Vmatmul_axi__ALL.a
 	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model $(if $(RTL_TRACE),-DVM_TRACE=1) -c $< -o $@
 # make does not see that the next run needs these again.
-$(HW)/axi-%/matmul_system.o: hw/sim/matmul_system.cpp hw/sim/matmul_system.h hw/driver/matmul.h hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
+$(HW_OBJECTS)/axi-%/matmul_system.o: hw/sim/matmul_system.cpp hw/sim/matmul_system.h hw/driver/matmul.h hw/sim/matmul_rtl.h hw/sim/assertions.h $(HW_OBJECTS)/axi-%/model/Vmatmul_axi__ALL.a
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model -c $< -o $@
-.PRECIOUS: $(HW)/axi-%/matmul_system.o $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
+.PRECIOUS: $(HW)/axi-%/matmul_system.o $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/Vmatmul_axi__ALL.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
 
 # Stalls, reset, registers, and products against plain arithmetic.
-$(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h build/packages-test
+$(HW_OBJECTS)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h build/packages-test
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
-$(HW)/axi-%/system_test.o: hw/tests/system_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h hw/sim/matmul_system.h hw/driver/matmul.h build/packages-test
+$(HW_OBJECTS)/axi-%/system_test.o: hw/tests/system_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h hw/sim/matmul_system.h hw/driver/matmul.h build/packages-test
 	@mkdir -p $(@D)
 	@echo '#include "hw/driver/matmul.h"' | $(CC) -x c -std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -I. -fsyntax-only -
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
-$(HW)/axi-%/system_test: $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_system.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
+$(HW)/axi-%/system_test: $(HW_OBJECTS)/axi-%/system_test.o $(HW_OBJECTS)/axi-%/matmul_system.o $(HW_OBJECTS)/axi-%/matmul_rtl.o $(HW)/axi-%/model/Vmatmul_axi__ALL.a $(HW_RUNTIME)
 	$(CXX) $^ -pthread -o $@
-$(HW)/axi-%/matmul_axi_test: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
+$(HW)/axi-%/matmul_axi_test: $(HW_OBJECTS)/axi-%/matmul_axi_test.o $(HW_OBJECTS)/axi-%/matmul_rtl.o $(HW)/axi-%/model/Vmatmul_axi__ALL.a $(HW_RUNTIME)
 	$(CXX) $^ -pthread -o $@
 
 # The back end `rtl`, beside the others of the portable build.
@@ -280,7 +280,7 @@ $(HW)/axi-%/backend.o: hw/sim/backend.cpp $(HW)/axi-%/matmul_rtl.o
 	$(CXX) $(RTL_HOST) $(DEPS) -c $< -o $@
 $(HW)/axi-%/rtl_session.o: hw/sim/rtl_session.cpp $(HW)/axi-%/matmul_rtl.o
 	$(CXX) $(RTL_HOST) $(DEPS) -c $< -o $@
-$(HW)/axi-%/backends/quant_gemm_rtl.so: $(HW)/axi-%/backend.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
+$(HW)/axi-%/backends/quant_gemm_rtl.so: $(HW)/axi-%/backend.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/Vmatmul_axi__ALL.a $(HW_RUNTIME)
 	@mkdir -p $(@D)
 	$(CXX) -pthread $(BACKEND_LINK) $^ -o $@
 .PHONY: rtl-backend
@@ -297,7 +297,7 @@ define rtl_program
 .PRECIOUS: $(HW)/axi-%/$1.o
 $(HW)/axi-%/$1.o: $1.cpp hw/sim/in_rtl/engine/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
 	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) -O1 $$(DEPS) -c $$< -o $$@
-$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/model.a
+$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/Vmatmul_axi__ALL.a $(HW_RUNTIME)
 	$$(CXX) $$(CXXFLAGS_ALL) $$^ -o $$@ $$(LIBS)
 endef
 $(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
@@ -309,26 +309,20 @@ rtl-story: $(HW)/axi-$(RTL_ARRAY)/runq $(HW)/axi-$(RTL_ARRAY)/runq_w8a8 $(HW)/ax
 
 # A core with a mistake fails the story.
 .PHONY: rtl-broken
-rtl-broken: build/packages-hw
+rtl-broken: build/models/tiny-llama.q8.bin $(VENV_READY) build/packages-hw
 	@rm -rf build/hw/broken/rtl && mkdir -p build/hw/broken && cp -r hw/rtl build/hw/broken/rtl
 	@sed "s/+ (first_pass ? '0 : earlier)/- (first_pass ? '0 : earlier)/" hw/rtl/column_edges.sv > build/hw/broken/rtl/column_edges.sv && ! cmp -s hw/rtl/column_edges.sv build/hw/broken/rtl/column_edges.sv
-	@! $(MAKE_AGAIN) rtl-story RTL=build/hw/broken/rtl HW=build/hw/broken ARRAY=4x4 RTL_OPT=-O1 STORY='--ids 2 --programs q8' > build/hw/broken/log 2>&1 && \
+	@$(MAKE_AGAIN) build/hw/broken/axi-4x4/runq RTL=build/hw/broken/rtl HW=build/hw/broken RTL_OPT=-O1 > build/hw/broken/log 2>&1 || { cat build/hw/broken/log; exit 1; }
+	@! $(PY) -m hw.story --hw build/hw/broken --array 4x4 --ids 2 --programs q8 > build/hw/broken/log 2>&1 && \
 	    grep -q "ids are NOT the golden's" build/hw/broken/log || { tail build/hw/broken/log; exit 1; }
 	@echo 'rtl-broken: the story of a core with a mistake is found to be another'
-hw: rtl-broken
 
 # Two products by one multiplier, beside two cells.
-$(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two_cells.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
+$(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two_cells.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv $(HW_RUNTIME) build/packages-test
 	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
 	verilator --cc -O3 -Wall --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
-	MAKEFLAGS= make -s -j2 -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
-
-# The test of the core finds every mistake that is planted in it.
-.PHONY: hw-core-mutants
-hw-core-mutants: $(HW)/axi-4x8-scalers2/matmul_axi_test $(HW)/axi-4x8-scalers2/system_test
-	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
-hw: hw-core-mutants
+	MAKEFLAGS= make -s -j2 -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a > $(HW)/mac_pair/log
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o $(HW_RUNTIME) -pthread -o $@
 
 # All signals of one tile, for the wave diagram of docs/rtl.md: build/hw/wave/tile.vcd.
 .PHONY: rtl-wave
@@ -337,8 +331,8 @@ rtl-wave: build/hw/wave/tile.vcd $(VENV_READY)
 	@$(PY) docs/figures.py docs rtl-wave.svg
 build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(RTL_SOURCES) build/packages-hw
 	@mkdir -p $(@D)
-	@$(MAKE) -s HW=build/hw/wave RTL_OPT=-O0 RTL_TRACE=--trace build/hw/wave/axi-4x4/matmul_rtl.o
-	$(CXX) -std=c++20 -O1 $(ENGINE) -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
+	@$(MAKE) -s HW=build/hw/wave RTL_OPT=-O0 RTL_TRACE=--trace build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/verilated_vcd_c.o build/hw/wave/verilated.o build/hw/wave/verilated_threads.o
+	$(CXX) -std=c++20 -O1 $(ENGINE) -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/Vmatmul_axi__ALL.a build/hw/wave/verilated*.o -pthread -o $(@D)/wave
 	$(@D)/wave $@
 
 # What tests/test_rtl.py takes: make test builds it where Verilator is.
@@ -362,14 +356,12 @@ rtl-test: $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test $(HW)/axi-$(RTL_ARRAY)/system_t
 	$(HW)/axi-$(RTL_ARRAY)/system_test
 	$(HW)/mac_pair_test
 	@echo 'rtl-test: rows, columns and scalers of the core that passed: $(array_said)'
-hw: rtl-test
 
 # The core as Yosys understands it, its words and memories written as Verilog again, through the same test.
 .PHONY: rtl-netlist
 rtl-netlist: $(HW)/netlist/matmul_axi_test
 	$(@:rtl-%=$(HW)/%)/matmul_axi_test
 	$(@:rtl-%=$(HW)/%)/system_test
-hw: rtl-netlist
 $(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW)/axi-4x4/system_test
 	@rm -rf $(@D) && mkdir -p $(@D)
 	yosys -q -p "read_verilog -sv $(RTL_SOURCES); hierarchy -check -top matmul_axi -chparam ROWS 4 -chparam COLS 4 -chparam MIN_GROUP 4 -chparam FETCH 1'b1; \
@@ -377,33 +369,30 @@ $(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW
 	verilator --cc -O3 -Wno-fatal -Wno-lint --x-assign fast --x-initial fast --prefix Vmatmul_axi --top-module matmul_axi --Mdir $(@D) $(@D)/matmul_axi.v > $(@D)/verilator.log 2>&1
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
 	for test in system_test matmul_axi_test; do \
-	    $(CXX) $(patsubst %,$(HW)/axi-4x4/%.o,matmul_rtl matmul_system model/verilated model/verilated_threads) $(HW)/axi-4x4/$$test.o $(@D)/Vmatmul_axi__ALL.a -pthread -o $(@D)/$$test || exit 1; done
+	    $(CXX) $(patsubst %,$(HW)/axi-4x4/%.o,matmul_rtl matmul_system) $(HW_RUNTIME) $(HW)/axi-4x4/$$test.o $(@D)/Vmatmul_axi__ALL.a -pthread -o $(@D)/$$test || exit 1; done
 
 # ---- a whole token -----------------------------------------------------------------------------------------------------
 # hw/rtl/chip_axi.sv with a model of memory: docs/chip.md.
 #
 #     make chip-story    the goldens' ids and traces, and clocks of each step; ARRAY=16x64, STORY='--models q8 --ids 2'
-#     make chip-quick    two ids on 4x4; make chip-mutants: mistakes that this finds
+#     make chip-quick    two ids on 4x4
 #     make chip-count    cells of each unit, for docs/rtl-chip.json
 
-$(foreach goal,chip-story chip-quick chip-mutants chip-count,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,chip-story chip-quick chip-count,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 CHIP_SOURCES := hw/sim/chip_run.cpp hw/sim/chip_trace.sv
-CHIP_VERILATOR = verilator --cc --exe -O3 -Wall -Wno-DECLFILENAME $(CHIP_WARNINGS) --x-assign fast --x-initial fast --assert \
-                 -CFLAGS '-DVL_USER_STOP -std=c++20 -Wall -Wextra' --top-module chip_axi --prefix Vchip_axi -o chip_run
+CHIP_VERILATOR = verilator --cc --exe -O3 -Wall -Wno-DECLFILENAME $(HW_VERILATOR) --x-assign fast --x-initial fast --assert \
+                 -CFLAGS '-DVL_USER_STOP -std=c++20 -Wall -Wextra -I$(CURDIR)' --top-module chip_axi --prefix Vchip_axi -o chip_run
 .PRECIOUS: $(HW)/chip-%/chip_run
-$(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) build/packages-hw
+$(HW)/chip-%/chip_run: $(RTL_SOURCES) $(CHIP_SOURCES) hw/sim/assertions.h build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(CHIP_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -CFLAGS -DCHIP_COLS=$(call array_cols,$*) \
 	    --Mdir $(@D) $(RTL_SOURCES) $(abspath $(CHIP_SOURCES))
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vchip_axi.mk CXX='$(CXX)' OPT_FAST=$(RTL_OPT) OPT_SLOW=-O1 > $(@D)/log
 CHIP_MODELS := $(foreach model,tiny-llama.q8 tiny-qwen3.q8 tiny-llama.w8a8,build/models/$(model).bin)
-.PHONY: chip-story chip-quick chip-mutants chip-count
+.PHONY: chip-story chip-quick chip-count
 chip-story: $(HW)/chip-$(ARRAY)/chip_run $(CHIP_MODELS) $(VENV_READY)
 	@$(PY) -m hw.chip_story --hw $(HW) --array $(ARRAY) $(STORY)
 chip-quick: $(HW)/chip-4x4/chip_run $(CHIP_MODELS) $(VENV_READY)
 	@$(PY) -m hw.chip_story --hw $(HW) --array 4x4 --ids 2 --models q8 --faults
-chip-mutants: $(CHIP_MODELS) $(VENV_READY)
-	@$(PY) hw/tests/chip_mutants.py $(if $(MUTANTS),'$(MUTANTS)')
-hw: chip-mutants
 chip-count: $(VENV_READY) build/packages-hw
 	@$(PY) -m hw.place units

@@ -256,16 +256,6 @@ def test_planted_mistakes_have_their_place():
     assert f" {n} planted mistakes" in (ROOT / "docs/rtl.md").read_text()
     for mutant in mutants["MUTANTS"]:
         assert mutants["mistaken"](mutant) != (ROOT / f"hw/rtl/{mutant.module}.sv").read_text()
-    core = runpy.run_path(str(ROOT / "hw/tests/core_mutants.py"))["MUTANTS"]
-    assert len(core) >= 78
-    for name, (file, old, new) in core.items():
-        text = (ROOT / "hw/rtl" / file).read_text()
-        assert text.count(old) == 1 and old != new, name
-    chip = runpy.run_path(str(ROOT / "hw/tests/chip_mutants.py"))["MUTANTS"]
-    assert len(chip) >= 10
-    for name, (module, old, new) in chip.items():
-        text = (ROOT / f"hw/rtl/{module}.sv").read_text()
-        assert text.count(old) == 1 and old != new, name
 
 
 @needs_tools

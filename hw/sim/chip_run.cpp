@@ -29,14 +29,9 @@
 #include <vector>
 
 #include "Vchip_axi.h"
+#include "hw/sim/assertions.h"
 #include "svdpi.h"
 #include "verilated.h"
-
-// What Verilator calls where an assertion of the RTL does not hold (VL_USER_STOP).
-static std::string broken_assertion;
-void vl_stop(const char* file, int line, const char*) {
-    broken_assertion = std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold";
-}
 
 namespace {
 
@@ -189,7 +184,7 @@ class System {
         clocks++;
         if (r) t.m_axi_rvalid = 0, std::memset(&t.m_axi_rdata, int(clocks), beat);
         if (b) t.m_axi_bvalid = 0;
-        require(broken_assertion.empty(), broken_assertion);
+        check_assertions();
     }
 
     void check(uint64_t first, uint64_t n, int burst, int size) {

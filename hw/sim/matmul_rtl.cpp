@@ -6,18 +6,11 @@
 #include <utility>
 
 #include "Vmatmul_axi.h"
+#include "hw/sim/assertions.h"
 #include "verilated.h"
 #if VM_TRACE
 #include "verilated_vcd_c.h"
 #endif
-
-// What Verilator calls where an assertion of the RTL does not hold (VL_USER_STOP); it holds a lock meanwhile,
-// so tick() throws.
-static std::string broken_assertion;
-void vl_stop(const char* file, int line, const char*) {
-    broken_assertion = std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold";
-}
-std::string take_broken_assertion() { return std::exchange(broken_assertion, {}); }
 
 struct MatmulRtl::Model {
     VerilatedContext context;
@@ -135,7 +128,7 @@ void MatmulRtl::tick() {
 #endif
     }
     clocks++;
-    if (std::string broken = take_broken_assertion(); !broken.empty()) throw std::runtime_error(broken);
+    check_assertions();
 }
 
 void MatmulRtl::trace_to([[maybe_unused]] const std::string& path) {

@@ -13,9 +13,6 @@
 
 class Vmatmul_axi;
 
-// Which assertion of the RTL did not hold since the latest call; "": none.
-std::string take_broken_assertion();
-
 // Byte addresses: docs/rtl.md.
 namespace rtl_register {
 constexpr uint8_t id = 0x00, shape = 0x04, limits = 0x08, control = 0x0c, status = 0x10, tokens = 0x14,

@@ -2,11 +2,14 @@
 
     python hw/tests/mutants.py [NAME ...]      make hw-mutants; with names, these mistakes alone
 
-A mistake is a text of a source that is replaced by another, and has to be there once. The module's own test program is
-linked with the changed model. A mistake is found if a test case of doctest fails; one that only crashes or does not end
-is not, and neither is one that Verilator refuses.
+A mistake is a text of a source that is replaced by another, and has to be there once. The module's own test program has
+to find it, for the core matmul_axi_test or system_test, for the chip one token of its story, each with a model of the
+changed sources. It is found if a test case of doctest fails, or the story; not if a program only crashes, does not end,
+or does not compile. Each test runs without a mistake, too, and has to pass. Mistakes that were found are kept in
+OUT/found: the next run with the same sources leaves them out.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -18,13 +21,16 @@ from typing import NamedTuple
 
 RTL, BUILT, OUT = Path("hw/rtl"), Path("build/hw"), Path("build/hw/mutants")
 LARGE = ("array_16x16", "msd_array_16x16")  # models that are not made anew: the small ones have the mistake, too
+# What make builds for the mistakes of a test.
+CORE, CHIP = "axi-4x8-scalers2", "chip-4x4/chip_run"
+PROGRAMS = {"core": [f"{CORE}/matmul_axi_test", f"{CORE}/system_test"], "chip": [CHIP]}
 
 
 class Mutant(NamedTuple):
     """A mistake: in a module, each text of `old` becomes the one of `new` at its place."""
 
     name: str
-    test: str  # hw/tests/TEST_test.cpp
+    test: str  # hw/tests/TEST_test.cpp, core, or chip
     module: str
     old: str | tuple[str, ...]
     new: str | tuple[str, ...]
@@ -654,6 +660,496 @@ MUTANTS = [
     Mutant(
         "reset keeps strobes", "token", "word_writer", "      lanes_q    <= '0;\n      aw_valid_o", "      aw_valid_o"
     ),
+    # The core through its ports.
+    Mutant(
+        "tile taken before it is whole",
+        "core",
+        "weight_loader",
+        "assign tile_ready_o = tiles_q != 2'd0;",
+        "assign tile_ready_o = fill_q != '0;",
+    ),
+    Mutant("buffer of weights overflows", "core", "weight_loader", "fill_q != FILL_W'(DEPTH)", "1'b1"),
+    Mutant("scales overwritten", "core", "weight_loader", "banks_used_q != USED_W'(BANKS)", "1'b1"),
+    Mutant(
+        "scale of the bank before",
+        "core",
+        "weight_loader",
+        "assign scale_bank_o  = bank_q;",
+        "assign scale_bank_o  = bank_q + BANK_W'(1);",
+    ),
+    Mutant("beat of 4 bits taken at once", "core", "weight_loader", "has_room & last_slice", "has_room"),
+    Mutant(
+        "weights swapped a clock early",
+        "core",
+        "tile_sequencer",
+        "active_o & loaded_q & ~in_pass_q",
+        "active_o & (loaded_q | take_tile_o) & ~in_pass_q",
+    ),
+    Mutant(
+        "next tile loaded into registers in use", "core", "tile_sequencer", "tile_ready_i & ~loaded_q", "tile_ready_i"
+    ),
+    Mutant(
+        "results do not wait for room",
+        "core",
+        "tile_sequencer",
+        "(result_room_i | ~(last_pass_o & last_group_o))",
+        "1'b1",
+    ),
+    Mutant("first pass of a group adds to the last", "core", "column_edges", "(first_pass ? '0 : earlier)", "earlier"),
+    Mutant(
+        "first group adds to the row before", "core", "column_edges", "first_group_q ? 32'h0 : running_q", "running_q"
+    ),
+    Mutant(
+        "sum of a pass a bit short",
+        "core",
+        "systolic_array",
+        "= sum_down[ROWS*COLS+c];",
+        "= SUM_W'($signed(sum_down[ROWS*COLS+c][SUM_W-2:0]));",
+    ),
+    Mutant(
+        "sum of a group a bit short",
+        "core",
+        "column_edges",
+        "wholes_q[{half, token}] <= total;",
+        "wholes_q[{half, token}] <= TOTAL_W'($signed(total[SUM_W:0]));",
+    ),
+    Mutant("running sum read before it is written", "core", "column_edges", " & (early_q == 3'd0)", ""),
+    Mutant("sums of a group do not wait for room", "core", "tile_sequencer", "(group_room_i | ~last_pass_o)", "1'b1"),
+    Mutant(
+        "sums in the half of the product before",
+        "core",
+        "column_edges",
+        "whole & (waiting_q == 2'd0) ? last_scale_bank[0] : half_q ^ ends",
+        "half_q ^ ends",
+    ),
+    Mutant(
+        "x scale of the other half",
+        "core",
+        "column_edges",
+        "x_scale_q <= x_scales_q[{half_q, token_q}];",
+        "x_scale_q <= x_scales_q[{~half_q, token_q}];",
+    ),
+    Mutant(
+        "x scale a token late",
+        "core",
+        "matmul_core",
+        "assign scale_token     = issued_q[ROWS]",
+        "assign scale_token     = issued_q[ROWS-1]",
+    ),
+    Mutant(
+        "result changes while it waits",
+        "core",
+        "result_store",
+        "    if (step) begin\n      m_data_o",
+        "    if (filled_q != 2'd0) begin\n      m_data_o",
+    ),
+    Mutant(
+        "last result marked too early",
+        "core",
+        "result_store",
+        "m_last_o <= row_of_tiles_sent & is_last;",
+        "m_last_o <= is_last;",
+    ),
+    Mutant(
+        "reset forgets the sequencer",
+        "core",
+        "tile_sequencer",
+        "active_o        <= rst_ni & start_i;",
+        "active_o        <= start_i | (~rst_ni & active_o);",
+    ),
+    Mutant(
+        "reset forgets a waiting result",
+        "core",
+        "result_store",
+        "      m_valid_o      <= 1'b0;",
+        "      m_valid_o      <= m_valid_o & ~m_ready_i;",
+    ),
+    Mutant("reset forgets sizes", "core", "axil_registers", "      passes_o        <= '0;\n", ""),
+    Mutant("sizes change while a command runs", "core", "axil_registers", "if (write & ~status_i[0])", "if (write)"),
+    Mutant(
+        "sizes cut to 16 bits",
+        "core",
+        "axil_registers",
+        "passes_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];",
+        "passes_o <= wdata_i[COUNT_W-1:0];",
+    ),
+    Mutant("too many inputs accepted", "core", "matmul_axi", "(token_passes_q <= (2 * COUNT_W)'(MAX_PASSES))", "1'b1"),
+    Mutant("too many tokens accepted", "core", "matmul_axi", "(tokens <= (TOKEN_W + 1)'(TOKENS))", "1'b1"),
+    Mutant(
+        "command while another runs",
+        "core",
+        "matmul_axi",
+        "= ~busy & sizes_fit & (command == 4'd1);",
+        "= sizes_fit & (command == 4'd1);",
+    ),
+    Mutant("activation taken while it waits", "core", "matmul_axi", "(coded | quantizer_ready)", "1'b1"),
+    Mutant(
+        "scale of the second code",
+        "core",
+        "matmul_axi",
+        "if (code_valid) code_first_q <= code_last;",
+        "if (code_valid) code_first_q <= ~code_last & ~code_first_q;",
+    ),
+    Mutant("scale read as codes", "core", "activation_reader", "in_codes_q <= ~group_is_last;", "in_codes_q <= 1'b1;"),
+    Mutant(
+        "codes of a word reversed", "core", "activation_store", ": longer[8*ROWS-1:0];", ": {word_q, codes_i[7:0]};"
+    ),
+    # What only the longest tokens show.
+    Mutant(
+        "sum of a long group two bits short",
+        "core",
+        "matmul_core",
+        "localparam int TOTAL_W = $clog2(MAX_INPUTS * 128 * 128 + 1) + 1;",
+        "localparam int TOTAL_W = $clog2(MAX_INPUTS * 128 * 128 + 1) - 1;",
+    ),
+    Mutant(
+        "upper half of the inputs on top of the lower",
+        "core",
+        "activation_store",
+        "if (word_whole) codes_q[{pass_q, token_q}]",
+        "if (word_whole) codes_q[{1'b0, pass_q[PASS_W-2:0], token_q}]",
+    ),
+    Mutant(
+        "upper half of the inputs read as the lower",
+        "core",
+        "activation_store",
+        "codes_q[{pass_i, token_i}]",
+        "codes_q[{1'b0, pass_i[PASS_W-2:0], token_i}]",
+    ),
+    Mutant(
+        "scales of the upper half of the groups lost",
+        "core",
+        "activation_store",
+        "scales_q[{group_i, scale_token_i}]",
+        "scales_q[{1'b0, group_i[GROUP_W-2:0], scale_token_i}]",
+    ),
+    # The registers' channels.
+    Mutant("answer to a write does not wait", "core", "axil_registers", "write | (bvalid_o & ~bready_i)", "write"),
+    Mutant(
+        "answer to a read does not wait",
+        "core",
+        "axil_registers",
+        "(arvalid_i & arready_o) | (rvalid_o & ~rready_i)",
+        "arvalid_i & arready_o",
+    ),
+    Mutant(
+        "write without its data", "core", "axil_registers", "awvalid_i & wvalid_i & ~bvalid_o", "awvalid_i & ~bvalid_o"
+    ),
+    Mutant(
+        "write without its address",
+        "core",
+        "axil_registers",
+        "awvalid_i & wvalid_i & ~bvalid_o",
+        "wvalid_i & ~bvalid_o",
+    ),
+    Mutant(
+        "write while an answer waits",
+        "core",
+        "axil_registers",
+        "awvalid_i & wvalid_i & ~bvalid_o",
+        "awvalid_i & wvalid_i",
+    ),
+    Mutant(
+        "read while an answer waits",
+        "core",
+        "axil_registers",
+        "assign arready_o      = ~rvalid_o;",
+        "assign arready_o      = 1'b1;",
+    ),
+    Mutant(
+        "writes end with an error", "core", "matmul_axi", "assign s_axil_bresp = 2'b00;", "assign s_axil_bresp = 2'b10;"
+    ),
+    Mutant(
+        "reads end with an error", "core", "matmul_axi", "assign s_axil_rresp = 2'b00;", "assign s_axil_rresp = 2'b10;"
+    ),
+    Mutant(
+        "reset leaves an answer",
+        "core",
+        "axil_registers",
+        "if (!rst_ni) rvalid_o <= 1'b0;\n    else rvalid_o",
+        "rvalid_o",
+    ),
+    Mutant(
+        "reset forgets done",
+        "core",
+        "matmul_axi",
+        "      done_q    <= 1'b0;\n      refused_q <= 1'b0;\n      error_q",
+        "      refused_q <= 1'b0;\n      error_q",
+    ),
+    Mutant("reset forgets refused", "core", "matmul_axi", "      refused_q <= 1'b0;\n      error_q", "      error_q"),
+    Mutant(
+        "reset forgets an error",
+        "core",
+        "matmul_axi",
+        "      error_q   <= 1'b0;\n    end else begin",
+        "    end else begin",
+    ),
+    # Registers.
+    Mutant(
+        "done stays when the next command begins",
+        "core",
+        "matmul_axi",
+        "push_fits) begin\n        done_q    <= 1'b0;\n",
+        "push_fits) begin\n",
+    ),
+    Mutant(
+        "refused stays when the next command begins",
+        "core",
+        "matmul_axi",
+        "        refused_q <= 1'b0;\n      end else begin",
+        "      end else begin",
+    ),
+    Mutant(
+        "done before the results are out",
+        "core",
+        "matmul_axi",
+        "assign busy           = loading_q | core_active |",
+        "assign busy           = loading_q | weights_active |",
+    ),
+    Mutant(
+        "bytes of results kept wrong",
+        "core",
+        "matmul_axi",
+        "reader_active ? COLS'(15) : '1",
+        "reader_active ? COLS'(15) : COLS'(15)",
+    ),
+    Mutant("bytes of activations kept wrong", "core", "matmul_axi", "reader_active ? COLS'(15) : '1", "'1"),
+    Mutant(
+        "cycles of all commands",
+        "core",
+        "matmul_axi",
+        "if (!rst_n || load_start || multiply_start || read_start) begin\n      cycles_q        <= '0;",
+        "if (!rst_n) begin\n      cycles_q        <= '0;",
+    ),
+    Mutant("cycles without the last", "core", "matmul_axi", "if (busy) cycles_q", "if (busy & busy_q) cycles_q"),
+    Mutant(
+        "sum cycles until the results are out",
+        "core",
+        "matmul_axi",
+        "if (sums_active) sum_cycles_q",
+        "if (core_active) sum_cycles_q",
+    ),
+    Mutant(
+        "results that wait counted without a wait",
+        "core",
+        "matmul_axi",
+        "if (m_axis_tvalid & ~m_axis_tready) result_stalls_q",
+        "if (m_axis_tvalid) result_stalls_q",
+    ),
+    Mutant(
+        "weights that wait never counted",
+        "core",
+        "matmul_axi",
+        "if (weights_active & w_valid & ~w_ready) weight_stalls_q",
+        "if (weights_active & ~w_valid & ~w_ready) weight_stalls_q",
+    ),
+    Mutant(
+        "weights that are behind the matrix awaited",
+        "core",
+        "matmul_axi",
+        "if (weights_active & ~w_valid) weight_waits_q",
+        "if (core_active & ~w_valid) weight_waits_q",
+    ),
+    Mutant(
+        "rows and columns exchanged in SHAPE", "core", "matmul_axi", "12'(COLS), 12'(ROWS)}", "12'(ROWS), 12'(COLS)}"
+    ),
+    Mutant("half as many inputs in LIMITS", "core", "matmul_axi", "16'(MAX_INPUTS)})", "16'(MAX_INPUTS / 2)})"),
+    Mutant("half as many tokens in SHAPE", "core", "matmul_axi", "({8'(TOKENS),", "({8'(TOKENS / 2),"),
+    Mutant(
+        "tokens cut to the bits they have",
+        "core",
+        "axil_registers",
+        "|wdata_i[31:TOKEN_W+1] ? '1 : wdata_i[TOKEN_W:0]",
+        "wdata_i[TOKEN_W:0]",
+    ),
+    Mutant(
+        "rows of tiles cut to 16 bits",
+        "core",
+        "axil_registers",
+        "rows_of_tiles_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];",
+        "rows_of_tiles_o <= wdata_i[COUNT_W-1:0];",
+    ),
+    Mutant(
+        "a static scale without its lowest bit",
+        "core",
+        "axil_registers",
+        "scale_o <= wdata_i;",
+        "scale_o <= {wdata_i[31:1], 1'b0};",
+    ),
+    Mutant("a static scale is not", "core", "matmul_axi", ".static_i      (fixed),", ".static_i      (1'b0),"),
+    Mutant("a product without outputs begins", "core", "matmul_axi", " & (rows_of_tiles != '0);", ";"),
+    Mutant(
+        "two commands at once",
+        "core",
+        "matmul_axi",
+        "assign read_start     = ~busy & sizes_fit & (command == 4'd4);",
+        "assign read_start     = ~busy & sizes_fit & command[2];",
+    ),
+    Mutant(
+        "stop leaves the core as it is",
+        "core",
+        "matmul_axi",
+        "assign rst_n = aresetn & ~command[3];",
+        "assign rst_n = aresetn;",
+    ),
+    Mutant("interrupt without leave", "core", "matmul_axi", "done_q & interrupts;", "done_q;"),
+    Mutant(
+        "interrupt while the command runs",
+        "core",
+        "matmul_axi",
+        "= done_q & interrupts;",
+        "= (done_q | busy) & interrupts;",
+    ),
+    Mutant("leave to interrupt outlives a reset", "core", "axil_registers", "      interrupt_o     <= 1'b0;\n", ""),
+    # Streams.
+    Mutant("activations behind the last one taken", "core", "matmul_axi", "loading_q & ~all_taken_q &", "loading_q &"),
+    Mutant(
+        "activations taken while nothing loads",
+        "core",
+        "matmul_axi",
+        "s_axis_x_tready = loading_q & ~all_taken_q",
+        "s_axis_x_tready = ~all_taken_q",
+    ),
+    Mutant(
+        "load ends before its last codes", "core", "activation_store", "codes_full_q & scales_full_q;", "scales_full_q;"
+    ),
+    Mutant(
+        "end of a token marked as that of all",
+        "core",
+        "activation_reader",
+        "last_o     <= all_sent;",
+        "last_o     <= token_is_last;",
+    ),
+    Mutant("activation does not wait", "core", "activation_reader", "step | (valid_o & ~ready_i)", "step"),
+    Mutant(
+        "zero points of the first group",
+        "core",
+        "weight_loader",
+        "always_ff @(posedge clk_i) if (zeros_write)",
+        "always_ff @(posedge clk_i) if (zeros_write & (group_q == '0))",
+    ),
+    Mutant("two levels taken for one", "core", "weight_loader", ".two_level_i(format_i == 2'd3)", ".two_level_i(1'b0)"),
+    Mutant(
+        "groups of scales in the bank of the first",
+        "core",
+        "weight_loader",
+        "bank_q     <= bank_q + BANK_W'(1);",
+        "bank_q     <= BANK_W'(0);",
+    ),
+    Mutant(
+        "results of the other half of the columns",
+        "core",
+        "column_edges",
+        "assign result_column_o = scaled_tag[TOKEN_W+:COLUMN_W];",
+        "assign result_column_o = ~scaled_tag[TOKEN_W+:COLUMN_W];",
+    ),
+    # The queue and the master.
+    Mutant(
+        "bursts of full length from any address",
+        "core",
+        "weight_fetcher",
+        "- {1'b0, at_q[BYTE_W+:BURST_W]};",
+        "- (BURST_W + 1)'(at_q[BYTE_W]);",
+    ),
+    Mutant("burst a beat too long", "core", "weight_fetcher", "8'(beats) - 8'd1", "8'(beats)"),
+    Mutant("address changes while it waits", "core", "weight_fetcher", "(~ar_valid_o | ar_ready_i) &", "1'b1 &"),
+    Mutant(
+        "more bursts than the buffer has room for", "core", "weight_fetcher", "FILL_W'(BEATS - BURST)", "FILL_W'(BEATS)"
+    ),
+    Mutant("more bursts than may wait", "core", "weight_fetcher", "(bursts_q != BURSTS_W'(OUTSTANDING)) &", ""),
+    Mutant(
+        "beats of a matrix without its zero points",
+        "core",
+        "weight_fetcher",
+        "(format == 2'd0 ? ROW_W'(4) : ROW_W'(5))",
+        "ROW_W'(4)",
+    ),
+    Mutant(
+        "codes of 2 bits read as codes of 4",
+        "core",
+        "weight_fetcher",
+        "(format == 2'd0 ? 0 : format == 2'd1 ? 1 : 2)",
+        "(format == 2'd0 ? 0 : 1)",
+    ),
+    Mutant("matrix of the entry before", "core", "weight_fetcher", "if (step_q == 2'd0) at_q", "if (read_entry) at_q"),
+    Mutant(
+        "first entry is never taken off",
+        "core",
+        "weight_fetcher",
+        "if (end_i) first_q <= first_q + QUEUE_W'(1);",
+        "if (end_i) first_q <= first_q;",
+    ),
+    Mutant(
+        "stop leaves beats that still come", "core", "weight_fetcher", "(stop_i | drains_o) & (due_q != '0)", "1'b0"
+    ),
+    Mutant(
+        "stop takes an address back",
+        "core",
+        "weight_fetcher",
+        "ask | (ar_valid_o & ~ar_ready_i);",
+        "ask | (ar_valid_o & ~ar_ready_i & ~stop_i);",
+    ),
+    Mutant("beat of the buffer changes while it waits", "core", "weight_fetcher", "(~valid_o | ready_i);", "1'b1;"),
+    Mutant("an error of memory is not one", "core", "weight_fetcher", "taken & r_error_i & ~drains_o", "1'b0"),
+    Mutant(
+        "error is forgotten at the next beat",
+        "core",
+        "matmul_axi",
+        "(error_q & ~(load_start | command_multiplies | read_start))",
+        "1'b0",
+    ),
+    Mutant(
+        "a command while the queue has products",
+        "core",
+        "matmul_axi",
+        "reader_active | queue_waits | queue_drains;",
+        "reader_active | queue_drains;",
+    ),
+    Mutant(
+        "done while beats still come", "core", "matmul_axi", "busy_q    <= busy & ~queue_drains;", "busy_q    <= busy;"
+    ),
+    Mutant("a matrix from any byte", "core", "matmul_axi", "(fetch_address[$clog2(COLS)-1:0] == '0) & ", ""),
+    Mutant(
+        "the upper bits of an address dropped",
+        "core",
+        "matmul_axi",
+        " & ((fetch_address >> FETCH_ADDRESS_W) == '0);",
+        ";",
+    ),
+    Mutant("the queue overflows", "core", "matmul_axi", " & (queue_room != '0) &", " &"),
+    Mutant("a product of the queue without outputs", "core", "matmul_axi", " & (push_sizes[COUNT_W-1:0] != '0)", ""),
+    Mutant(
+        "format of the registers instead of the entry's",
+        "core",
+        "matmul_axi",
+        "= queue_waits ? queue_format : format;",
+        "= format;",
+    ),
+    # The chip around its units.
+    Mutant("position for id", "chip", "step_sequencer", "2'd2:    index = position_i;", "2'd2:    index = token_i;"),
+    Mutant(
+        "attention without its own position",
+        "chip",
+        "step_sequencer",
+        "index = position_i + INDEX_W'(1);",
+        "index = position_i;",
+    ),
+    Mutant("every other step", "chip", "step_sequencer", "at_q + ADDRESS_W'(32)", "at_q + ADDRESS_W'(64)"),
+    Mutant("step ends before memory answers", "chip", "chip_axi", "~writer_active & ~queue_waits", "~queue_waits"),
+    Mutant("step ends before the product", "chip", "chip_axi", "(out_left_q == '0) & ", ""),
+    Mutant("values from where keys are", "chip", "chip_axi", "values_start ? second_address : address", "address"),
+    Mutant("rotation not from head to head", "chip", "chip_axi", ".period_i     (group)", ".period_i     (n)"),
+    Mutant("result over its input", "chip", "chip_axi", ".write_at_i   (vector_out)", ".write_at_i   (vector_a)"),
+    Mutant(
+        "codes behind those before",
+        "chip",
+        "chip_axi",
+        ".clear_i         (step_begins & quantizes)",
+        ".clear_i         (start)",
+    ),
+    Mutant(
+        "scale for the first group alone", "chip", "chip_axi", "code_first_q <= code_last;", "code_first_q <= 1'b0;"
+    ),
 ]
 
 
@@ -683,48 +1179,80 @@ def unchanged(module: str) -> list[str]:
     return [f.name for f in folders if f.name in LARGE or f"/{module}.sv" not in (f / "sources.d").read_text()]
 
 
-def found_by(mutant: Mutant) -> tuple[bool, str]:
-    """Whether a test finds the mistake, and which, or what happened instead."""
+def outcome(mutant: Mutant) -> tuple[str, str]:
+    """What the test says: "found", and the test cases that fail; "passes"; or "fails", and what happened."""
     folder = plant(mutant)
-    program = folder / f"{mutant.test}_test"
+    programs = [folder / program for program in PROGRAMS.get(mutant.test, [f"{mutant.test}_test"])]
     variables = {
         "RTL": folder / "rtl",
         "HW": folder,
         "HW_OBJECTS": BUILT,
         "HW_SAME": " ".join(unchanged(mutant.module)),
-        "HW_VERILATOR": "-Wno-fatal -CFLAGS -O0",
+        "HW_VERILATOR": "-Wno-fatal -Wno-lint",
+        "RTL_OPT": "-O1",
     }
-    build = ["make", "-s", *(f"{name}={value}" for name, value in variables.items()), str(program)]
+    build = ["make", "-s", *(f"{name}={value}" for name, value in variables.items()), *map(str, programs)]
     made = subprocess.run(build, capture_output=True, text=True, check=False)
     if made.returncode:
-        return False, "does not compile:\n" + made.stdout + made.stderr
-    environment = {**os.environ, "HW_PAIRS": "100000"}
-    try:
-        ran = subprocess.run(
-            [program, "--no-colors=1"], capture_output=True, text=True, check=False, timeout=120, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return False, "does not end"
-    cases = re.findall(r"^TEST CASE:  (.*)\n(?:(?!^=====)[\s\S])*?ERROR", ran.stdout, re.MULTILINE)
-    failed = re.search(r"test cases:.*\| *([1-9]\d*) failed", ran.stdout)
-    if not failed or not cases or ran.returncode < 0 or "CRASHED" in ran.stdout:
-        return False, "is not found:\n" + ran.stdout[-2000:]
+        return "fails", "does not compile:\n" + made.stdout + made.stderr
+    commands = [[str(program), "--no-colors=1", "--abort-after=1"] for program in programs]
+    if mutant.test == "chip":
+        story = ["-m", "hw.chip_story", "--hw", str(folder), "--array", "4x4", "--ids", "1", "--models", "q8"]
+        commands = [[sys.executable, *story]]
+    said = ""
+    for command in commands:
+        # Seconds of processor time: the wall's depend on what else runs.
+        limited = ["sh", "-c", 'ulimit -t 60 && exec "$@"', "sh", *command]
+        environment = {**os.environ, "HW_PAIRS": "100000"}
+        ran = subprocess.run(limited, capture_output=True, text=True, check=False, env=environment)
+        said += ran.stdout + ran.stderr
+        if mutant.test == "chip":
+            found = [line.strip()[:110] for line in said.splitlines() if re.search("NOT|outside|q8: ", line)][-1:]
+        else:
+            found = re.findall(r"^TEST CASE:  (.*)\n(?:(?!^=====)[\s\S])*?ERROR", ran.stdout, re.MULTILINE)
+        if found and ran.returncode > 0 and "CRASHED" not in ran.stdout:
+            shutil.rmtree(folder)
+            return "found", "; ".join(found)
+        if ran.returncode:
+            return "fails", f"{ran.returncode}:\n" + said[-2000:]
     shutil.rmtree(folder)
-    return True, "; ".join(cases)
+    return "passes", ""
+
+
+def kept() -> tuple[Path, list[str]]:
+    """A file for the names of mistakes found in the sources as they are, and those that it has."""
+    sources = sorted(path for kind in ("*.sv", "*.cpp", "*.h", "*.py") for path in Path("hw").rglob(kind))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    file = OUT / "found" / digest
+    return file, file.read_text().splitlines() if file.exists() else []
 
 
 def main(names: list[str]) -> int:
     """Plants the mistakes of these names, or all; the exit code is 1 if one is not found."""
-    chosen = [m for m in MUTANTS if not names or m.name in names]
     if unknown := set(names) - {m.name for m in MUTANTS}:
         sys.exit(f"no mistake is called {', '.join(sorted(unknown))}")
-    for mutant in chosen:
+    for mutant in MUTANTS:
         mistaken(mutant)
+    file, before = kept()
+    chosen = [m for m in MUTANTS if (m.name in names if names else m.name not in before)]
+    if not names:
+        print(f"{len(MUTANTS) - len(chosen)} were found before in the same sources: {file}")
+    tests = dict.fromkeys(m.test for m in chosen)
+    same = [Mutant(f"none, {test}", test, "step_sequencer", "endmodule", "endmodule") for test in tests]
+    file.parent.mkdir(parents=True, exist_ok=True)
     missing = 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for mutant, (found, how) in zip(chosen, pool.map(found_by, chosen), strict=True):
-            print(f"{'found' if found else 'NOT FOUND'}  {mutant.module:<15} {mutant.name:<50} {how}", flush=True)
-            missing += not found
+        for mutant, (what, how) in zip(same, pool.map(outcome, same), strict=True):
+            if what != "passes":
+                sys.exit(f"{mutant.test} without a mistake: {what} {how}")
+        for mutant, (what, how) in zip(chosen, pool.map(outcome, chosen), strict=True):
+            print(
+                f"{what if what == 'found' else 'NOT FOUND'}  {mutant.module:<15} {mutant.name:<50} {how}", flush=True
+            )
+            missing += what != "found"
+            if what == "found":
+                with file.open("a") as to:
+                    to.write(mutant.name + "\n")
     print(f"{len(chosen) - missing} of {len(chosen)} planted mistakes were found")
     return 1 if missing else 0
 

@@ -256,13 +256,16 @@ TEST_CASE("rms_norm: clocks") {
 
 TEST_CASE("rms_norm: reset in the middle") {
     Sim<Vrms_norm_4> sim;
+    sim.reset();
     auto& top = sim.top;
     Random random(61);
     for (int before = 1; before < 260; before++) {
         top.n_i = 3, top.eps_i = bits_of(1e-5f);
-        for (int i = 0; i < before; i++) {
-            top.x_valid_i = 1, top.x_i = bits_of(float(i)), top.w_valid_i = 1, top.w_i = bits_of(2.0f),
+        for (int i = 0, x = 0; i < before; i++) {
+            top.x_valid_i = 1, top.x_i = bits_of(float(x)), top.w_valid_i = 1, top.w_i = bits_of(2.0f),
             top.ready_i = before % 3 != 0;
+            sim.settle();
+            x += top.x_ready_o;
             sim.tick();
         }
         top.x_valid_i = top.w_valid_i = 0, top.ready_i = 1;

@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 
+#include "hw/sim/assertions.h"
 #include "verilated.h"
 #if VM_COVERAGE
 #include "verilated_cov.h"
@@ -26,6 +27,7 @@ struct Sim {
         if constexpr (requires { top.en_i; }) top.en_i = 1;
     }
     ~Sim() {
+        Verilated::threadContextp(&context);  // Verilator 5.006 takes scopes out of the thread's context
         top.final();
 #if VM_COVERAGE
         static int n = 0;  // a file for each model of each program
@@ -44,12 +46,14 @@ struct Sim {
         if constexpr (requires { top.clk_i; }) top.clk_i = 0;
         top.eval();
     }
-    // A whole clock: inputs are taken in at its end, outputs are those of the next.
+    // A whole clock: inputs are taken in at its end, outputs are those of the next. Throws std::runtime_error
+    // if an assertion of the RTL does not hold.
     void tick() {
         settle();
         top.clk_i = 1;
         top.eval();
         settle();
+        check_assertions();
     }
     void reset(int clocks = 2) {
         top.rst_ni = 0;

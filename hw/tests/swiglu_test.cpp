@@ -147,6 +147,7 @@ TEST_CASE("swiglu: clocks") {
 
 TEST_CASE("swiglu: reset in the middle") {
     Sim<Vswiglu> sim;
+    sim.reset();
     auto& top = sim.top;
     for (int before = 1; before < 130; before++) {
         top.valid_i = 1, top.gate_i = bits_of(float(before)), top.up_i = bits_of(3.0f),
