@@ -9,7 +9,7 @@
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
@@ -186,15 +186,15 @@ hw-icarus hw-icarus-quick: build/hw/vectors/$(ARRAY)/cases.txt build/packages-hw
 COCOTB := build/hw/cocotb
 $(COCOTB)/ready: tools/cocotb.lock $(call moved,$(COCOTB))
 	$(call set_up,tools/cocotb.lock)
-.PHONY: hw-cocotb
-hw-cocotb: $(COCOTB)/ready build/packages-hw
+.PHONY: hw-cocotb hw-cocotb-quick
+hw-cocotb hw-cocotb-quick: $(COCOTB)/ready build/packages-hw
 	@iverilog -g2012 -s matmul_axi -P matmul_axi.ROWS=4 -P matmul_axi.COLS=8 -P matmul_axi.MIN_GROUP=4 -P matmul_axi.FETCH=1 -o $(COCOTB)/core.vvp $(wildcard $(RTL)/*.sv)
 	@rm -f $(COCOTB)/results.xml
 	@PATH="$(CURDIR)/$(COCOTB)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(COCOTB)" PYTHONPATH="$(CURDIR)" COCOTB_LOG_LEVEL=WARNING \
-	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=1000 MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
+	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=$(if $(findstring quick,$@),30,1000) MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
 	    vvp -n -M "$$($(COCOTB)/bin/cocotb-config --prefix)/cocotb/libs" -m libcocotbvpi_icarus $(COCOTB)/core.vvp > $(COCOTB)/log 2>&1; \
 	    grep -q '<testcase name="queue"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
-	@echo '$@: 1000 products under the AXI models of cocotbext-axi, in Icarus'
+	@echo '$@: $(if $(findstring quick,$@),30,1000) products under the AXI models of cocotbext-axi, in Icarus'
 
 # A layer for high-level synthesis (hw/hls/layer.h) beside the golden trace, with RMSNorm in fp32 and fp64, in two compilers;
 # nothing in it takes memory from the heap.
