@@ -1,4 +1,5 @@
-// As program.h, for a program whose feed-forward networks are experts.
+// As program.h, for a program whose feed-forward networks are experts. Experts that lie in a mapped file are
+// asked of the disk early by will_read() in cpu/expert_matrix.h.
 #pragma once
 
 #include <numeric>

@@ -201,10 +201,10 @@ inline std::vector<int> ids_that_fit(Conversation& chat, bool is_option) {
     return ids;
 }
 
-// Answers the last message. A turn renders the whole conversation anew and runs what differs from the KV
-// cache. That is usually just the turn itself, but not always: Qwen3's template drops the thoughts of earlier
-// turns, so what followed them has moved. This way the model sees exactly what it would see in Hugging Face's
-// apply_chat_template().
+// Answers the last message, up to an end token (generate.h). A turn renders the whole conversation anew and
+// runs what differs from the KV cache. That is usually just the turn itself, but not always: Qwen3's template
+// drops the thoughts of earlier turns, so what followed them has moved. This way the model sees exactly what
+// it would see in Hugging Face's apply_chat_template().
 inline Stop answer(Conversation& chat, std::vector<int> ids) {
     std::string text;
     TokenPrinter printer(chat.io.out, chat.session.model, chat.options.print_ids);

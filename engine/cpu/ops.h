@@ -35,7 +35,8 @@ inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float 
     });
 }
 
-// cos and sin of the rotation angles of a chunk's positions, the same in every layer.
+// cos and sin of the rotation angles of a chunk's positions, the same in every layer. The frequencies, rescaled
+// for long contexts, are rope_frequencies() in engine/model/config.h.
 struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,) radians per position
     Rows cos, sin;                   // (n_tokens, head_dim / 2)

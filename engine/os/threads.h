@@ -1,4 +1,5 @@
-// Threads that share a loop: the one that calls it, and helpers that wait for the next.
+// Threads that share a loop: the one that calls it, and helpers that wait for the next. How many there are
+// without -j is default_threads() in machine.h.
 //
 //     parallel_for(n, [&](int i) { ... });                     a call for each i
 //     parallel_ranges(n, [&](int begin, int end) { ... });     a call for each run of them
