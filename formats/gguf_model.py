@@ -90,7 +90,7 @@ def expert_of(hf_name: str) -> int | None:
 
 
 def pairs_to_halves(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undoes llama.cpp's permutation: a head's rows go from adjacent pairs (2i, 2i + 1) to halves (i, i + head_dim / 2).
+    """Undoes llama.cpp's permutation: a head's rows go from pairs (2i, 2i + 1) to halves (i, i + head_dim / 2).
 
     weight: (heads * head_dim, dim) of a q or k projection.
     """
