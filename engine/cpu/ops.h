@@ -35,7 +35,7 @@ inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float 
     });
 }
 
-// cos and sin of the rotation angles of a chunk's positions, the same in every layer. The frequencies, rescaled
+// cos and sin of the rotation angles of a chunk's positions, the same in every layer. Frequencies, rescaled
 // for long contexts, are rope_frequencies() in engine/model/config.h.
 struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,) radians per position
