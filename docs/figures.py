@@ -1188,7 +1188,7 @@ def quality(
     s.text(24, 52, "mean KL divergence from fp32, nats per token; lower is better", 12, QUIET, "start")
     for peers in (False, True) if source == "quality-weights.json" else ():
         front, least = [], math.inf  # of one side: what no smaller row equals
-        for row in sorted(rows, key=lambda r: (r["megabytes"], r["kl_divergence"])):
+        for row in sorted(rows, key=lambda r: (round(r["megabytes"], 1), r["kl_divergence"])):
             if row["name"].startswith("GGUF") == peers and row["kl_divergence"] < least:
                 least = row["kl_divergence"]
                 front.append("{:.1f} {:.1f}".format(*at(row["megabytes"], least)))
@@ -1197,18 +1197,16 @@ def quality(
 
     families = list(dict.fromkeys(row["name"].split(",")[0].split()[0] for row in rows))
     colours = dict(zip(families, (FILL["fp32"][1], FILL["int8"][1], INK, "#2f855a", "#8250df"), strict=False))
-    columns: dict[int, float] = {}  # how far down the numbers beside points of about one size reach
+    columns: dict[tuple[bool, int], float] = {}  # how far down numbers reach, by side and about one size
     for number, row in enumerate(sorted(rows, key=lambda r: -r["kl_divergence"]), 1):
         x, y = at(row["megabytes"], row["kl_divergence"])
         colour = colours[row["name"].split(",")[0].split()[0]]
         others = (at(r["megabytes"], r["kl_divergence"]) for r in rows if r is not row)
-        if any(0 < to - x < 32 and abs(down - y) < 12 for to, down in others):  # there the number goes to the left
-            label, end, away, anchor = y, x - 11, -5, "end"
-        else:
-            column = round(x / 20)
-            near = [columns[c] for c in (column - 1, column, column + 1) if c in columns]
-            label = columns[column] = max([y, *(reach + 13 for reach in near)])
-            end, away, anchor = x + 11, 5, "start"
+        to_left = any(0 < to - x < 32 and abs(down - y) < 12 for to, down in others)
+        end, away, anchor = (x - 11, -5, "end") if to_left else (x + 11, 5, "start")
+        column = round(x / 20)
+        near = [columns[to_left, c] for c in (column - 1, column, column + 1) if (to_left, c) in columns]
+        label = columns[to_left, column] = max([y, *(reach + 13 for reach in near)])
         s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>')
         s.parts.append(f'<path d="M{x + away:.1f} {y:.1f} L{end:.1f} {label:.1f}" stroke="{colour}"/>')
         s.text(end + away / 2.5, label + 4, str(number), 11, colour, anchor, bold=True)
