@@ -8,9 +8,10 @@ place in the file is known before the first is there, so matrices are written as
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,13 +39,14 @@ from golden.gptq import Matrix, joined, pack_matrix, stands_for
 from golden.gptq_budget import choose, kinds_of, measure_losses
 from golden.gptq_calibration import quantize_model
 from golden.gptq_matching import classifier_hessian, quantize_matching
-from golden.gptq_quantize import Curvature, column_order, curvature, damped, quantize_matrix, round_best, round_matrix
+from golden.gptq_quantize import Curvature, column_order, damped, factored, quantize_matrix, round_best, round_matrix
 from golden.gptq_refine import refine
+from golden.parallel import in_parallel
 
 FORMAT = GPTQ_FILE
 HELP = "GPTQ: 8, 4 and 2 bits by component, for runq_gptq"
 MAX_ROUNDS = 100  # of --refine; after a few nothing changes
-ROWS = 1 << 13  # of a matrix that are quantized at a time, so that memory stays bounded
+ROWS = 384  # of a matrix, at most, that are quantized at a time
 
 
 class Options(NamedTuple):
@@ -115,9 +117,35 @@ class MatrixWriter:
             self._writer.write(f"{name}.{part}", values)
 
 
-def by_rows(weight: np.ndarray, quantize: object) -> Matrix:
-    """What quantize(rows) makes of a matrix, a few thousand rows at a time. Rows do not depend on each other."""
-    return joined([quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)])
+Rounding = Callable[[np.ndarray], Matrix]  # of rows (n, n_in) of a matrix, which do not depend on each other
+
+
+def by_rows(path: Path, jobs: Sequence[tuple[str, np.ndarray, Rounding]]) -> list[Matrix]:
+    """What each job makes of its matrix: (name, weight, rounding), some hundred rows at a time, side by side.
+
+    Raises ModelError, naming the matrix of the file `path`, if fp16 cannot hold a scale.
+    """
+    counts = [-(-len(weight) // ROWS) for _, weight, _ in jobs]
+    calls = [
+        partial(_named, f"{path}: {name}", call, rows)
+        for (name, weight, call), n in zip(jobs, counts, strict=True)
+        for rows in np.array_split(weight, n)
+    ]
+    found = iter(in_parallel(calls))
+    return [joined(list(islice(found, n))) for n in counts]
+
+
+def _named(name: str, rounding: Rounding, rows: np.ndarray) -> Matrix:
+    try:
+        return rounding(rows)
+    except OverflowError as error:
+        raise ModelError(f"{name} has {error}") from None
+
+
+def gptq(rows: np.ndarray, inputs: Curvature, form: MatrixFormat, options: Options, hessian: np.ndarray) -> Matrix:
+    """GPTQ, and as many rounds of refining as the options say. hessian: damped."""
+    found = quantize_matrix(rows, inputs, form, options.symmetric, options.first_zero)
+    return refine(rows, found, hessian, options.refine)
 
 
 class Quantizer:
@@ -127,37 +155,28 @@ class Quantizer:
         self._path, self._layout, self._options = path, layout, options
         self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
         self._curvature: dict[MatrixFormat, Curvature] = {}
-        self._damped: np.ndarray | None = None
+        self._damped, self._inverse = np.empty(0), np.empty(0)
 
-    def _factors(self, hessian: np.ndarray, form: MatrixFormat) -> Curvature:
+    def _gptq(self, hessian: np.ndarray, form: MatrixFormat) -> Rounding:
         if self._hessian is not hessian:
-            self._hessian, self._curvature, self._damped = hessian, {}, None
+            self._hessian, self._curvature, self._damped = hessian, {}, damped(hessian)
+            self._inverse = np.linalg.inv(self._damped)
         if form not in self._curvature:
-            order = column_order(np.diag(hessian), form) if self._options.act_order else None
-            self._curvature[form] = curvature(hessian, order)
-        return self._curvature[form]
-
-    def _named(self, name: str, weight: np.ndarray, quantize: object) -> Matrix:
-        try:
-            return by_rows(weight, quantize)
-        except OverflowError as error:
-            raise ModelError(f"{self._path}: {name} has {error}") from None
+            diagonal = np.diag(hessian)
+            order = column_order(diagonal, form) if self._options.act_order else np.arange(len(diagonal))
+            self._curvature[form] = factored(self._inverse, order)
+        return partial(gptq, inputs=self._curvature[form], form=form, options=self._options, hessian=self._damped)
 
     def calibrated(self, name: str, weight: np.ndarray, hessian: np.ndarray) -> Matrix:
         """By GPTQ. weight: (n_out, n_in) fp32; hessian: (n_in, n_in) fp64."""
-        return self.calibrated_as(name, weight, hessian, self._layout.of(name))
+        return by_rows(self._path, [(name, weight, self._gptq(hessian, self._layout.of(name)))])[0]
 
-    def calibrated_as(self, name: str, weight: np.ndarray, hessian: np.ndarray, form: MatrixFormat) -> Matrix:
-        """The same in a format of the caller's choice."""
-        o, inputs = self._options, self._factors(hessian, form)
-        if o.refine and self._damped is None:
-            self._damped = damped(hessian)
-
-        def quantize(rows: np.ndarray) -> Matrix:
-            found = quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero)
-            return refine(rows, found, self._damped, o.refine) if o.refine else found
-
-        return self._named(name, weight, quantize)
+    def candidates(
+        self, weights: Mapping[str, np.ndarray], hessian: np.ndarray, forms: Mapping[str, Sequence[MatrixFormat]]
+    ) -> list[tuple[str, Matrix]]:
+        """By GPTQ, matrices that read the same, each in several formats: name and matrix of each. forms: by name."""
+        jobs = [(name, weights[name], self._gptq(hessian, form)) for name in weights for form in forms[name]]
+        return list(zip((name for name, *_ in jobs), by_rows(self._path, jobs), strict=True))
 
     def embedding(self, weight: np.ndarray, hessian: np.ndarray | None) -> Matrix:
         """The embedding: to nearest, on searched grids; by GPTQ if it is the classifier and is to be refined.
@@ -171,9 +190,9 @@ class Quantizer:
     def rounded(self, name: str, weight: np.ndarray, importance: np.ndarray | None = None) -> Matrix:
         """By rounding to nearest; on searched grids unless the options say plain."""
         form, o = self._layout.of(name), self._options
-        if o.rtn:
-            return self._named(name, weight, lambda rows: round_matrix(rows, form, o.symmetric, o.first_zero))
-        return self._named(name, weight, lambda rows: round_best(rows, form, importance, o.symmetric, o.first_zero))
+        call = partial(round_matrix) if o.rtn else partial(round_best, importance=importance)
+        settings = {"form": form, "symmetric": o.symmetric, "first_zero": o.first_zero}
+        return by_rows(self._path, [(name, weight, partial(call, **settings))])[0]
 
 
 def write_quantized(
@@ -272,10 +291,13 @@ def spend(
 ) -> GptqLayout:
     """The layout for a file of at most so many bits per weight, by measured losses. group: the only one at 4 bits."""
     layout = choose_layout(config, {}, group, sparse=False)  # refuses a group that does not divide
-    quantizer = Quantizer(checkpoint.path, layout, options)
+    quantizer = Quantizer(checkpoint.path, layout, options._replace(refine=0))
     forms = {kind: budget_forms(config, kind, group) for kind in kinds_of(config)}
-    tell = partial(tqdm.write, file=sys.stderr) if progress else lambda _: None
-    losses = measure_losses(checkpoint, config, samples, forms, quantizer.calibrated_as, tell)
+    losses = measure_losses(checkpoint, config, samples, forms, quantizer.candidates, progress)
+    if progress:
+        for kind, of_kind in losses.items():
+            for form, loss in of_kind.items():
+                print(f"{kind:<10} {loss:.5f} nats  {form}", file=sys.stderr)
     return choose(config, losses, bits)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face tokenizer -> tokenizer section of a model file.
 
 Reads ``tokenizer.json``, or what formats/gguf_tokenizer.py makes of a GGUF file, and the chat template (see
-chat_template.py), and writes the compact form that engine/text/tokenizer_section.h loads; docs/tokenizer.md gives its
+chat_template.py), and writes the compact form that engine/text/vocabulary.h loads; docs/tokenizer.md gives its
 byte layout. A section stands for exactly the ids that ``tokenizers`` computes: what it cannot say is refused with a
 ValueError that names the file, the field and the value.
 """

@@ -8,9 +8,11 @@ so far all that no other beats in both bytes and loss.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from tqdm import tqdm
 
 from formats.checkpoint import Config, ModelError
 from formats.gptq import KINDS, GptqLayout, MatrixFormat, gptq_tensors, matrix_tensors
@@ -19,12 +21,16 @@ from formats.tensors import matrix_shapes
 from golden.channel_scaling import CONSUMERS
 from golden.forward import F64, Fp32, embed, ignore, last_norm, rotated
 from golden.gptq import Matrix, stands_for
-from golden.gptq_matching import InSinglePrecision, blocks, inputs_at
+from golden.gptq_calibration import Partly
+from golden.gptq_matching import Block, blocks, classifier_hessian, layer_weights, run_block
+from golden.parallel import in_parallel
 
 ROWS = 128  # of the logits at a time
 
-Quantize = Callable[[str, np.ndarray, np.ndarray, MatrixFormat], Matrix]  # name, weight, H, format
+# Matrices by name, their H, formats by name: the name and the matrix of each
+Quantize = Callable[[dict[str, np.ndarray], np.ndarray, dict[str, list[MatrixFormat]]], list[tuple[str, Matrix]]]
 Losses = dict[str, dict[MatrixFormat, float]]  # by kind
+Candidate = tuple[str, MatrixFormat]  # one kind of matrix in one format, in all layers; all else is not quantized
 
 
 def kind_of(name: str) -> str:
@@ -37,62 +43,34 @@ def kinds_of(config: Config) -> list[str]:
     return [kind for kind in KINDS if kind != "classifier" or not config.tied]
 
 
-def final_inputs(
-    checkpoint: Source, config: Config, samples: Sequence[np.ndarray], replaced: dict[str, np.ndarray]
-) -> np.ndarray:
-    """The classifier's inputs in all samples, (tokens, dim) fp32. replaced: matrices in place of the model's own."""
-    last = Fp32(checkpoint)
-    table = replaced["embed"] if "embed" in replaced else last.vector("embed")
-    states = [rotated(config, last, table[sample]) for sample in samples]
-    for i in range(config.n_layers):
-        weights = InSinglePrecision(checkpoint, interleaved=True)
-        for name, weight in replaced.items():
-            if name.startswith(f"layers.{i}."):
-                weights.replace(name, weight)
-        for block, _ in blocks(config, f"layers.{i}."):
-            states = [block(weights, x, ignore) for x in states]
-    return np.concatenate([last_norm(config, last, x) for x in states])
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """log of the probabilities, fp64, along the last axis."""
     z = logits.astype(F64) - logits.max(axis=-1, keepdims=True)
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 
 
-def divergence(x: np.ndarray, classifier: np.ndarray, x_ref: np.ndarray, classifier_ref: np.ndarray) -> float:
-    """The mean KL divergence of classifier @ x from classifier_ref @ x_ref. x, x_ref: (tokens, dim)."""
-    total = 0.0
-    for start in range(0, len(x), ROWS):
-        at = slice(start, start + ROWS)
-        p, q = log_softmax(x_ref[at] @ classifier_ref.T), log_softmax(x[at] @ classifier.T)
-        total += float((np.exp(p) * (p - q)).sum())
-    return total / len(x)
+def sums(inputs: Sequence[np.ndarray], classifier: np.ndarray, x_ref: np.ndarray, classifier_ref: np.ndarray) -> list:
+    """`divergences` of so few tokens that their logits fit into memory, summed over them."""
+    log_p = log_softmax(x_ref @ classifier_ref.T)
+    p = np.exp(log_p)
+    return [float((p * (log_p - log_softmax(x @ classifier.T))).sum()) for x in inputs]
 
 
-def quantized_kinds(
-    checkpoint: Source, config: Config, samples: list[np.ndarray], forms: dict[str, list[MatrixFormat]],
-    quantize: Quantize,
-) -> Iterator[tuple[str, MatrixFormat, Matrix]]:  # fmt: skip
-    """Every matrix in each of its kind's formats, for its inputs in the unquantized model: name, format, matrix."""
-    last = Fp32(checkpoint)
-    states = [embed(config, last, sample) for sample in samples]
-    for i in range(config.n_layers):
-        layer, weights = f"layers.{i}.", InSinglePrecision(checkpoint, interleaved=True)
-        for block, places in blocks(config, layer):
-            for place in places:
-                read = [inputs_at(block, weights, x, layer + place).astype(F64) for x in states]
-                hessian = sum(x.T @ x for x in read)
-                for consumer in CONSUMERS[place]:
-                    name = layer + consumer
-                    for form in forms[kind_of(name)]:
-                        yield name, form, quantize(name, weights.vector(name), hessian, form)
-            states = [block(weights, x, ignore) for x in states]
-    read = [last_norm(config, last, x).astype(F64) for x in states]
-    hessian = sum(x.T @ x for x in read)
-    for name in ("embed",) if config.tied else ("embed", "classifier"):
-        for form in forms[name]:
-            yield name, form, quantize(name, last.vector(name), hessian, form)
+def divergences(
+    inputs: Sequence[np.ndarray], classifier: np.ndarray, x_ref: np.ndarray, classifier_ref: np.ndarray
+) -> np.ndarray:
+    """The mean KL divergence of classifier @ x from classifier_ref @ x_ref, of each x of inputs, all (tokens, dim)."""
+    rows = [slice(start, start + ROWS) for start in range(0, len(x_ref), ROWS)]
+    calls = [partial(sums, [x[at] for x in inputs], classifier, x_ref[at], classifier_ref) for at in rows]
+    return np.sum(in_parallel(calls), axis=0) / len(x_ref)
+
+
+def run_candidate(
+    block: Block, weights: Partly, replaced: dict[str, Matrix], states: list[np.ndarray]
+) -> list[np.ndarray]:
+    """What a block makes of each sample with some of its matrices quantized."""
+    weights = weights.changed({name: stands_for(matrix) for name, matrix in replaced.items()})
+    return [block(weights, x, ignore) for x in states]
 
 
 def measure_losses(
@@ -101,29 +79,55 @@ def measure_losses(
     samples: list[np.ndarray],
     forms: dict[str, list[MatrixFormat]],
     quantize: Quantize,
-    tell: Callable[[str], object] = lambda _: None,
+    progress: bool = False,
 ) -> Losses:
-    """The loss of each kind in each of its formats. samples: the last quarter measures, the others give H.
+    """The loss of each kind in each of its formats. samples: the last eighth measures, the others give H.
 
-    All matrices in all formats are held in memory as codes. tell: gets a line for each loss. Raises ModelError if there
+    All candidates go through the model side by side, layer by layer. progress: shows a bar. Raises ModelError if there
     is but one sample.
     """
-    n_measured = len(samples) // 4 or 1
+    n_measured = len(samples) // 8 or 1
     if len(samples) < 2:
         raise ModelError("--budget measures on samples that it does not calibrate on: --samples 2 and up")
-    found: dict[tuple[str, MatrixFormat], dict[str, Matrix]] = {}
-    for name, form, matrix in quantized_kinds(checkpoint, config, samples[:-n_measured], forms, quantize):
-        found.setdefault((kind_of(name), form), {})[name] = matrix
-    measured = samples[-n_measured:]
-    exact, own = final_inputs(checkpoint, config, measured, {}), Fp32(checkpoint).vector("classifier")
-    losses: Losses = {kind: {} for kind in forms}
-    for (kind, form), matrices in found.items():
-        dense = {name: stands_for(matrix) for name, matrix in matrices.items()}
-        x = exact if kind == "classifier" else final_inputs(checkpoint, config, measured, dense)
-        classifier = dense.get("embed" if config.tied else "classifier", own)
-        losses[kind][form] = divergence(x, classifier, exact, own)
-        tell(f"{kind:<10} {losses[kind][form]:.5f} nats  {form}")
-    return losses
+    last, measured = Fp32(checkpoint), samples[-n_measured:]
+    of_outputs = classifier_hessian(checkpoint, config, samples[:-n_measured])
+    hessians = {"classifier": of_outputs, "embed": of_outputs if config.tied else np.eye(config.dim)}
+    exact = [embed(config, last, sample) for sample in samples]
+    states = {(kind, form): exact[-n_measured:] for kind, of_kind in forms.items() for form in of_kind}
+    tables: dict[Candidate, Matrix] = {}
+    for kind in forms.keys() & hessians.keys():
+        for _, matrix in quantize({kind: last.vector(kind)}, hessians[kind], forms):
+            tables[kind, matrix.form] = matrix
+            if kind == "embed":
+                table = stands_for(matrix)
+                states[kind, matrix.form] = [rotated(config, last, table[sample]) for sample in measured]
+    for i in tqdm(range(config.n_layers), desc="measuring losses", unit="layer", disable=not progress):
+        layer = f"layers.{i}."
+        weights = layer_weights(checkpoint, config, layer)
+        for block, places in blocks(config, layer):
+            runs = in_parallel([partial(run_block, block, weights, x, places) for x in exact])
+            replaced: dict[Candidate, dict[str, Matrix]] = {}
+            for k, place in enumerate(places):
+                hessian = sum(x.T @ x for x in (read[k].astype(F64) for _, read in runs[:-n_measured]))
+                own = {n: weights.vector(n) for n in (layer + c for c in CONSUMERS[place.removeprefix(layer)])}
+                for name, matrix in quantize(own, hessian, {name: forms[kind_of(name)] for name in own}):
+                    replaced[kind_of(name), matrix.form] = {name: matrix}
+            run = partial(run_candidate, block, weights)
+            after = in_parallel([partial(run, replaced.get(candidate, {}), x) for candidate, x in states.items()])
+            exact, states = [x for x, _ in runs], dict(zip(states, after, strict=True))
+
+    def inputs(states: list[np.ndarray]) -> np.ndarray:
+        """The classifier's in all samples, (tokens, dim) fp32."""
+        return np.concatenate([last_norm(config, last, x) for x in states])
+
+    x_ref, own = inputs(exact[-n_measured:]), last.vector("classifier")
+    changed = "embed" if config.tied else "classifier"
+    rest = [candidate for candidate in states if candidate[0] != changed]
+    found = dict(zip(rest, divergences([inputs(states[c]) for c in rest], own, x_ref, own), strict=True))
+    for candidate in states.keys() - found.keys():
+        classifier = stands_for(tables[candidate])
+        (found[candidate],) = divergences([inputs(states[candidate])], classifier, x_ref, own)
+    return {kind: {form: float(found[kind, form]) for form in of_kind} for kind, of_kind in forms.items()}
 
 
 def choose(config: Config, losses: Losses, bits: float) -> GptqLayout:

@@ -7,6 +7,7 @@ layers with experts.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 
 import numpy as np
 
@@ -34,6 +35,12 @@ class Partly(Fp32):
     def replace(self, name: str, weight: np.ndarray) -> None:
         """From here on the matrix is what its quantized form stands for, (n_out, n_in) fp32."""
         self._weights[name] = weight
+
+    def changed(self, weights: dict[str, np.ndarray]) -> "Partly":
+        """A copy in which these are quantized, too."""
+        copied = copy(self)
+        copied._weights = self._weights | weights
+        return copied
 
 
 class ReachedError(Exception):

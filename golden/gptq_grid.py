@@ -63,14 +63,16 @@ def _cells(table: bytes) -> np.ndarray:
     return np.searchsorted(middles(np.frombuffer(table, np.int8)), middle).astype(np.uint8)
 
 
-def nearest_codes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The code of the nearest value of a rising table for each x, uint8; of two as near, the lower.
-
-    Middles of whole numbers are multiples of 1/2, so which half unit x is in decides.
-    """
+def _cell_of(x: np.ndarray) -> np.ndarray:
+    """The cell of each x. Middles of whole numbers are multiples of 1/2, so which half unit x is in decides."""
     half = np.ceil(x * 2)
     half += 255
-    return _cells(table.tobytes())[np.clip(half, 0, 511, out=half).astype(np.int16)]
+    return np.clip(half, 0, 511, out=half).astype(np.intp)
+
+
+def nearest_codes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The code of the nearest value of a rising table for each x, uint8; of two as near, the lower."""
+    return _cells(table.tobytes()).take(_cell_of(x), mode="clip")
 
 
 def to_codes(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
@@ -91,8 +93,19 @@ def to_values(codes: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
     shape = (-1,) + (1,) * (codes.ndim - 1)
     scale, zero = (v.astype(codes.dtype).reshape(shape) for v in grid[:2])
     if grid.table is not None:
-        return grid.table.astype(codes.dtype)[codes.astype(np.intp)] * scale
+        return grid.table.astype(codes.dtype).take(codes.astype(np.intp), mode="clip") * scale
     return (step_of(form) * codes - zero) * scale
+
+
+def rounded(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
+    """What the nearest codes stand for, in w's type: to_values(to_codes(w)), by a table in one step."""
+    if grid.table is None:
+        return to_values(to_codes(w, grid, form), grid, form)
+    scale = grid.scale.astype(w.dtype).reshape((-1,) + (1,) * (w.ndim - 1))
+    values = grid.table.astype(w.dtype)[_cells(grid.table.tobytes())]
+    found = values.take(_cell_of(w / np.where(scale != 0, scale, np.inf)), mode="clip")
+    found *= scale
+    return found
 
 
 # ----------------------------------------------------------------------------
@@ -141,7 +154,7 @@ def plain_grid(
 
 def error_of(w: np.ndarray, importance: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
     """The sum of importance * (rounded - w)^2 of each row, fp64. w: (rows, n) fp32; importance: the same or (n,)."""
-    d = to_values(to_codes(w, grid, form), grid, form)
+    d = rounded(w, grid, form)
     d -= w
     squares = np.square(d, dtype=F64)
     return squares @ importance if importance.ndim == 1 else (squares * importance).sum(axis=1)

@@ -15,12 +15,15 @@ W' is the least-squares fit to what the layer should give. It sees only the cali
 fit. `SHARE` of the correction is taken.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from formats.checkpoint import Config, ModelError
 from formats.source import Source
+from formats.tensors import matrix_shapes, norm_shapes
 from golden.channel_scaling import CONSUMERS
 from golden.forward import (
     F32,
@@ -30,7 +33,6 @@ from golden.forward import (
     attention_block,
     embed,
     feed_forward_block,
-    ignore,
     last_norm,
     rope_table,
     rotated,
@@ -38,6 +40,7 @@ from golden.forward import (
 from golden.gptq import Matrix, stands_for
 from golden.gptq_calibration import Partly, Quantize, ReachedError
 from golden.gptq_quantize import damped
+from golden.parallel import in_parallel
 
 SHARE = 1.0  # of the correction W' - W
 FIT_DAMPING = 0.05  # of H's mean diagonal, in the fit
@@ -51,11 +54,18 @@ class InSinglePrecision(Partly):
         return x @ weight.T
 
 
+def layer_weights(checkpoint: Source, config: Config, layer: str) -> InSinglePrecision:
+    """Those of one layer, `layers.0.`, read at once and without the model's file: a process can be sent them."""
+    names = [name for name, _ in (*norm_shapes(config), *matrix_shapes(config)) if name.startswith(layer)]
+    stored = Fp32(checkpoint, interleaved=True)
+    return InSinglePrecision(None, interleaved=True).changed({name: stored.vector(name) for name in names})
+
+
 Block = Callable[[Partly, np.ndarray, Step], np.ndarray]
 
 
 def blocks(config: Config, layer: str) -> Iterator[tuple[Block, tuple[str, str]]]:
-    """The two blocks of a layer and the places in each whose inputs quantized matrices read."""
+    """The two blocks of a layer and the places in each whose inputs quantized matrices read, by step name."""
 
     def attend(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
         return attention_block(config, weights, layer, x, rope_table(config, np.arange(len(x))), step)
@@ -63,8 +73,30 @@ def blocks(config: Config, layer: str) -> Iterator[tuple[Block, tuple[str, str]]
     def feed_forward(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
         return feed_forward_block(config, weights, layer, x, step)
 
-    yield attend, ("attn.norm", "attn.mix")
-    yield feed_forward, ("ffn.norm", "ffn.swiglu")
+    yield attend, (layer + "attn.norm", layer + "attn.mix")
+    yield feed_forward, (layer + "ffn.norm", layer + "ffn.swiglu")
+
+
+def _finite(place: str, value: np.ndarray) -> np.ndarray:
+    if not np.isfinite(value).all():
+        raise ModelError(f"calibration met a value that is not finite at {place}")
+    return value
+
+
+def run_block(
+    block: Block, weights: Partly, x: np.ndarray, places: Sequence[str]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """What a block makes of one sample, and what is read at its places on the way, (n, n_in) fp32 each.
+
+    Raises ModelError if that is not finite.
+    """
+    read: dict[str, np.ndarray] = {}
+
+    def step(name: str, value: np.ndarray) -> np.ndarray:
+        read[name] = value
+        return value
+
+    return block(weights, x, step), [_finite(place, read[place]) for place in places]
 
 
 def inputs_at(block: Block, weights: Partly, x: np.ndarray, place: str) -> np.ndarray:
@@ -78,12 +110,9 @@ def inputs_at(block: Block, weights: Partly, x: np.ndarray, place: str) -> np.nd
         found = value
         raise ReachedError
 
-    try:
+    with suppress(ReachedError):
         block(weights, x, step)
-    except ReachedError:
-        if not np.isfinite(found).all():
-            raise ModelError(f"calibration met a value that is not finite at {place}") from None
-    return found
+    return _finite(place, found)
 
 
 def quantize_matching(
@@ -105,25 +134,20 @@ def quantize_matching(
     del table
     for i in range(config.n_layers if n_layers is None else n_layers):
         layer = f"layers.{i}."
-        unquantized, weights = (InSinglePrecision(checkpoint, interleaved=True) for _ in range(2))
+        unquantized = layer_weights(checkpoint, config, layer)
+        weights = unquantized.changed({})
         for block, places in blocks(config, layer):
-            wanted: dict[str, list[np.ndarray]] = {layer + place: [] for place in places}
-
-            def record(name: str, value: np.ndarray, wanted: dict = wanted) -> np.ndarray:
-                if name in wanted:
-                    wanted[name].append(value)
-                return value
-
-            after = [block(unquantized, x, record) for x in exact]
-            for place in places:
+            runs = in_parallel([partial(run_block, block, unquantized, x, places) for x in exact])
+            for k, place in enumerate(places):
                 hessian, toward, missing = 0.0, 0.0, 0.0  # X~^T X~, X~^T D and X~^T R
-                for j, x in enumerate(states):
-                    read = inputs_at(block, weights, x, layer + place).astype(F64)
+                found = in_parallel([partial(inputs_at, block, weights, x, place) for x in states])
+                for j, (_, wanted) in enumerate(runs):
+                    read = found[j].astype(F64)
                     hessian = hessian + read.T @ read
-                    toward = toward + read.T @ (wanted[layer + place][j] - read)
-                    missing = missing + read.T @ (exact[j] - x)
+                    toward = toward + read.T @ (wanted[k] - read)
+                    missing = missing + read.T @ (exact[j] - states[j])
                 inverse = np.linalg.inv(damped(hessian, FIT_DAMPING))
-                for consumer in CONSUMERS[place]:
+                for consumer in CONSUMERS[place.removeprefix(layer)]:
                     w = weights.vector(layer + consumer)
                     change = w @ toward.T
                     if place == places[1]:  # its product is added to the sum
@@ -132,9 +156,8 @@ def quantize_matching(
                     matrix = quantize(layer + consumer, fitted, hessian)
                     weights.replace(layer + consumer, stands_for(matrix))
                     yield layer + consumer, matrix
-            for j, x in enumerate(states):
-                states[j] = block(weights, x, ignore)
-            exact = after
+            states = [x for x, _ in in_parallel([partial(run_block, block, weights, x, ()) for x in states])]
+            exact = [x for x, _ in runs]
         del unquantized, weights  # before the next layer's are read
     yield "norm", _products(checkpoint, config, states)
 
@@ -153,8 +176,8 @@ def classifier_hessian(checkpoint: Source, config: Config, samples: list[np.ndar
     table = Fp32(checkpoint, interleaved=True)
     states = [embed(config, table, sample) for sample in samples]
     del table
-    for i in range(config.n_layers):
-        weights = InSinglePrecision(checkpoint, interleaved=True)
-        for block, _ in blocks(config, f"layers.{i}."):
-            states = [block(weights, x, ignore) for x in states]
+    for layer in (f"layers.{i}." for i in range(config.n_layers)):
+        weights = layer_weights(checkpoint, config, layer)
+        for block, _ in blocks(config, layer):
+            states = [x for x, _ in in_parallel([partial(run_block, block, weights, x, ()) for x in states])]
     return _products(checkpoint, config, states)

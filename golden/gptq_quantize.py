@@ -40,7 +40,7 @@ from golden.gptq_grid import (
 )
 
 DAMPING = 0.05  # of the mean of H's diagonal
-BLOCK = 128  # columns whose updates of the columns behind them are made at once
+BLOCK = 32  # columns whose updates of the columns behind them are made at once
 
 
 class Curvature(NamedTuple):
@@ -81,9 +81,12 @@ def curvature(hessian: np.ndarray, order: np.ndarray | None = None, damping: flo
 
     order: from `column_order`; None: as they are. damping: of the mean of H's diagonal.
     """
-    order = np.arange(len(hessian)) if order is None else order
-    h = damped(hessian, damping)[np.ix_(order, order)]
-    inverse = np.linalg.inv(h)
+    return factored(np.linalg.inv(damped(hessian, damping)), np.arange(len(hessian)) if order is None else order)
+
+
+def factored(inverse: np.ndarray, order: np.ndarray) -> Curvature:
+    """The curvature of an H that is damped and inverted already, for which several orders may be wanted."""
+    inverse = inverse[np.ix_(order, order)]
     return Curvature(order, np.linalg.cholesky((inverse + inverse.T) / 2).T.copy())
 
 

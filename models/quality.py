@@ -116,6 +116,8 @@ MATCHED = (
 for what in MATCHED:
     VARIANTS[f"GPTQ matched, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match")
     VARIANTS[f"GPTQ matched and refined, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match", "--refine", "1")
+BUDGET = ("--budget", "5.5", "--match", "--refine", "1")
+VARIANTS["GPTQ matched and refined, budget of 5.5 bits"] = ("gptq", *CALIB, *BUDGET)
 for what in ROTATED:
     VARIANTS[f"{what}, rotated"] = (*VARIANTS[what], "--rotate")
 

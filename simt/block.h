@@ -1,6 +1,7 @@
 // Runs a grid of blocks: each thread of a block is a fiber, with a stack of its own. The threads of a block
 // take turns on one thread of the CPU, called a CPU thread here: each runs until it has to wait for others,
-// at a barrier or at an operation of its whole warp. CPU threads take blocks dynamically.
+// at a barrier or at an operation of its whole warp. CPU threads take blocks dynamically. checks.cpp finds
+// races and wrong addresses.
 #pragma once
 
 #include <link.h>

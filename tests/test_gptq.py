@@ -1,12 +1,14 @@
 """The quantizer: GPTQ against its definition, grids against trying everything, and models against plain rounding."""
 
 import re
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from export.gptq import Options, export_gptq
-from formats.checkpoint import Checkpoint
+from export.gptq import ROWS, Options, by_rows, export_gptq
+from formats.checkpoint import Checkpoint, ModelError
 from formats.gptq import FORMATS, MatrixFormat
 from golden.channel_scaling import CONSUMERS
 from golden.forward import forward
@@ -258,3 +260,14 @@ def test_errors_that_cannot_be_measured(monkeypatch, capsys, arguments, code, co
     err = capsys.readouterr().err
     assert found == code
     assert complaint in err
+
+
+def test_rows_that_several_processes_round():
+    rng, form = np.random.default_rng(0), MatrixFormat(4, 64)
+    weights = [rng.standard_normal((n, 64)).astype(F32) for n in (2 * ROWS + 1, 5, ROWS + 1)]
+    jobs = [(str(i), weight, partial(round_matrix, form=form)) for i, weight in enumerate(weights)]
+    for weight, found in zip(weights, by_rows(Path("m"), jobs), strict=True):
+        assert np.array_equal(stands_for(found), stands_for(round_matrix(weight, form)))
+    weights[2][-1] = 1e9
+    with pytest.raises(ModelError, match=r"^m: 2 has a scale of "):
+        by_rows(Path("m"), jobs)

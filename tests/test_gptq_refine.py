@@ -12,12 +12,13 @@ from export.gptq_layout import budget_forms
 from formats.checkpoint import Checkpoint, ModelError
 from formats.gptq import MatrixFormat
 from golden.calibration import calibration_samples
-from golden.forward import Fp32, ignore
+from golden.forward import Fp32, embed, forward_layer, ignore, last_norm, rope_table
 from golden.gptq import GPTQ, pack_matrix, stands_for, unpack_matrix
-from golden.gptq_budget import choose, divergence, final_inputs, kinds_of, measure_losses
+from golden.gptq_budget import choose, divergences, kind_of, kinds_of, measure_losses
 from golden.gptq_matching import InSinglePrecision, blocks, classifier_hessian, quantize_matching
 from golden.gptq_quantize import column_order, curvature, damped, quantize_matrix, round_matrix
 from golden.gptq_refine import improve_codes, refine, refit_scales, units
+from golden.rotation import Rotated
 from tests.helpers import CALIBRATION, MODELS, ROOT
 
 LLAMA = MODELS / "tiny-llama"
@@ -157,9 +158,23 @@ def test_matching_brings_the_stream_nearer(samples):
     assert matched < 0.95 * plain
 
 
+def final_inputs(checkpoint, samples, replaced):
+    """The classifier's inputs in all samples, some matrices replaced."""
+    config, weights = checkpoint.config, InSinglePrecision(checkpoint, interleaved=True)
+    for name, weight in replaced.items():
+        weights.replace(name, weight)
+    found = []
+    for ids in samples:
+        x = embed(config, weights, ids)
+        for i in range(config.n_layers):
+            x = forward_layer(config, weights, i, x, rope_table(config, np.arange(len(x))), ignore)
+        found.append(last_norm(config, weights, x))
+    return np.concatenate(found)
+
+
 def test_hessian_of_the_classifier(samples):
     checkpoint = Checkpoint(LLAMA)
-    x = final_inputs(checkpoint, checkpoint.config, samples, {}).astype(float)
+    x = final_inputs(checkpoint, samples, {}).astype(float)
     assert classifier_hessian(checkpoint, checkpoint.config, samples) == pytest.approx(x.T @ x, rel=1e-4, abs=1e-3)
 
 
@@ -168,8 +183,8 @@ def test_hessian_of_the_classifier(samples):
 
 def test_divergence_by_hand():
     x, p, q = np.eye(1, dtype=np.float32), np.log([[0.25], [0.75]]), np.log([[0.5], [0.5]])
-    assert divergence(x, q, x, p) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
-    assert divergence(x, p, x, p) == pytest.approx(0)
+    assert divergences([x], q, x, p) == pytest.approx([0.25 * np.log(0.5) + 0.75 * np.log(1.5)])
+    assert divergences([x, 0 * x], p, x, p) == pytest.approx([0, 0.25 * np.log(0.5) + 0.75 * np.log(1.5)])
 
 
 def test_the_best_combination_within_the_budget():
@@ -187,21 +202,35 @@ def test_the_best_combination_within_the_budget():
         choose(config, losses, 3)
 
 
-def test_losses_are_larger_with_fewer_bits(samples):
-    checkpoint = Checkpoint(LLAMA)
-    forms = {kind: [MatrixFormat(8), MatrixFormat(2, 64, two_level=True)] for kind in kinds_of(checkpoint.config)}
+@pytest.mark.parametrize("untie", [False, True])
+def test_losses_are_those_of_a_model_with_one_kind_replaced(samples, untie):
+    checkpoint = Rotated(Checkpoint(LLAMA), 0, untie)
+    config, samples = checkpoint.config, [*samples[:2], *samples[-1:]]
+    forms = {kind: [MatrixFormat(8), MatrixFormat(2, 64, two_level=True)] for kind in kinds_of(config)}
+    matrices, seen = {}, {}
 
-    def quantize(_name, weight, _hessian, form):
-        return round_matrix(weight, form)
+    def quantize(weights, hessian, forms):
+        found = [(name, round_matrix(weight, form)) for name, weight in weights.items() for form in forms[name]]
+        for name, matrix in found:
+            matrices.setdefault((kind_of(name), matrix.form), {})[name] = stands_for(matrix)
+            seen[name] = hessian
+        return found
 
-    told = []
-    losses = measure_losses(checkpoint, checkpoint.config, samples[:4], forms, quantize, told.append)
-    assert len(told) == 2 * len(forms)
+    losses = measure_losses(checkpoint, config, samples, forms, quantize)
+    exact, own = final_inputs(checkpoint, samples[-1:], {}), Fp32(checkpoint).vector("classifier")
     for kind in forms:
         fine, coarse = losses[kind].values()
         assert 0 <= fine < coarse
+        for form, loss in losses[kind].items():
+            replaced = matrices[kind, form]
+            x = final_inputs(checkpoint, samples[-1:], replaced)
+            classifier = replaced.get("embed" if config.tied else "classifier", own)
+            assert loss == pytest.approx(divergences([x], classifier, exact, own)[0], rel=1e-2)
+    of_classifier = classifier_hessian(checkpoint, config, samples[:-1])
+    assert seen["classifier" if untie else "embed"] == pytest.approx(of_classifier)
+    assert not untie or np.array_equal(seen["embed"], np.eye(config.dim))
     with pytest.raises(ModelError, match="--samples 2 and up"):
-        measure_losses(checkpoint, checkpoint.config, samples[:1], forms, quantize)
+        measure_losses(checkpoint, config, samples[:1], forms, quantize)
 
 
 def test_formats_to_choose_from():
@@ -223,14 +252,14 @@ def test_a_file_with_all_of_it(tmp_path):
     assert found.layout == layout
     assert (tmp_path / "m.bin").stat().st_size < 6.1 / 8 * sum(np.prod(s) for s in shapes(checkpoint)) + 60000
     ids = calibration_samples(LLAMA, checkpoint.config, (MODELS / "held_out.txt").read_text(), 4, 128)
-    exact = final_inputs(checkpoint, checkpoint.config, ids, {})
+    exact = final_inputs(checkpoint, ids, {})
     own = Fp32(checkpoint).vector("classifier")
     losses = []
     for name in ("plain.bin", "r.bin"):
         scheme = GPTQ(tmp_path / name)
         dense = {n: scheme.dense(n) for n, _ in scheme._shapes.items()}
-        x = final_inputs(checkpoint, checkpoint.config, ids, dense)
-        losses.append(divergence(x, dense["embed"], exact, own))
+        x = final_inputs(checkpoint, ids, dense)
+        losses.append(divergences([x], dense["embed"], exact, own)[0])
     assert losses[1] < losses[0]
 
 

@@ -56,7 +56,7 @@ struct Model {
     std::vector<TensorInfo> tensors;       // of the file, in its order
     std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
     const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
-    int max_chunk = 0;                     // tokens that forward() takes at once
+    int max_chunk = 0;                     // tokens that forward() takes at once: the program's file says
     int kv_page = 0;          // positions for which the KV cache takes memory at a time; 0: it has all of it
     bool finds_best = false;  // forward_greedy() is there
 

@@ -140,7 +140,7 @@ struct Options {
     std::optional<float> temp;          // these five: the model's if not given
     std::optional<int> top_k;
     std::optional<float> top_p, min_p, repetition_penalty;
-    std::optional<uint64_t> seed;  // from the clock if not given
+    std::optional<uint64_t> seed;  // from the clock if not given (cli.cpp)
     int lookup = 0;                // tokens of a guess
     // At most one of these three is there.
     bool info = false;

@@ -49,8 +49,8 @@ class MemoryCount {
     uint64_t at_once_ = 0, as_used_ = 0;
 };
 
-// Zeroed memory, see take_pages(). The page behind it is nobody's: an index that runs over the end ends the
-// program and changes nothing.
+// Zeroed memory in huge pages, by take_pages() of posix.h. The page behind it is nobody's: an index that
+// runs over the end ends the program and changes nothing.
 class LazyMemory {
   public:
     LazyMemory() = default;

@@ -1,0 +1,18 @@
+"""Calls that do not depend on each other, in as many processes as there are processors."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from joblib import Parallel, delayed, parallel_config
+
+
+def in_parallel(calls: Sequence[partial]) -> list:
+    """The results of all calls, in their order; a single one is made here. Raises what a call raises.
+
+    Each process computes with one thread, so results do not depend on how many there are. Large arrays that a call gets
+    are read-only.
+    """
+    if len(calls) == 1:
+        return [calls[0]()]
+    with parallel_config(backend="loky", inner_max_num_threads=1):
+        return Parallel(n_jobs=-1)(delayed(call.func)(*call.args, **call.keywords) for call in calls)
