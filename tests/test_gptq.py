@@ -1,5 +1,6 @@
 """The quantizer: GPTQ against its definition, grids against trying everything, and models against plain rounding."""
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from golden.gptq_quantize import (
     round_best,
     round_matrix,
 )
+from golden.parallel import in_parallel
 from golden.perplexity import encode, perplexity
 from models import gptq_errors
 from tests.helpers import F32, F64, MODELS, calibration
@@ -271,3 +273,5 @@ def test_rows_that_several_processes_round():
     weights[2][-1] = 1e9
     with pytest.raises(ModelError, match=r"^m: 2 has a scale of "):
         by_rows(Path("m"), jobs)
+    with pytest.raises(MemoryError, match=r"^the system has ended a process$"):
+        in_parallel([partial(os._exit, 1), partial(os._exit, 1)])
