@@ -1019,12 +1019,14 @@ void expert_products(const CodedRows& x, const std::vector<int>& rows, const std
     expert_x.is_mx = x.is_mx;
     Rows product(0, n_out);
     const bool is_one_token = n_pairs == routing.k;
-    std::vector<Rows> of_one_row(is_one_token ? rows.size() : 0, Rows(1, n_out));
+    static thread_local std::vector<Rows> of_one_row;  // keeps its memory from layer to layer
+    if (is_one_token) of_one_row.resize(std::max(of_one_row.size(), rows.size()));
     std::vector<MatrixProduct<MoeMatrix>> together;
     for (int first = 0, end = 0; first < n_pairs; first = end) {
         const int32_t expert = routing.experts[routing.by_expert[first]];
         while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
         if (is_one_token) {
+            of_one_row[first].n_cols = n_out, of_one_row[first].reserve(1);
             together.push_back({of_one_row[first], experts[expert]});
             continue;
         }
@@ -1034,7 +1036,7 @@ void expert_products(const CodedRows& x, const std::vector<int>& rows, const std
         use(first, product);
     }
     if (!together.empty()) matmul(x, together, x.n_rows > 1);
-    for (size_t i = 0; i < together.size(); i++) use(int(i), of_one_row[i]);
+    parallel_for(int(together.size()), [&](int i) { use(i, together[i].out); });
 }
 
 // out (n_pairs, n_out): row i is row rows[i] of x times the matrix of its expert.

@@ -24,6 +24,10 @@
 // other, so near the end of one this reaches into the next; past the last, a prefetch does nothing.
 constexpr int prefetch_distance = 8192;
 
+// Where that is into the second-level cache, how far ahead codes of few bits go on from there to the first:
+// their arithmetic leaves a core no time to wait for the second.
+constexpr int first_level_distance = 3072;
+
 // Four lanes, in any instruction set (GCC manual, "Using Vector Instructions through Built-in Functions").
 typedef int32_t Int4 __attribute__((vector_size(16)));
 typedef float Float4 __attribute__((vector_size(16)));

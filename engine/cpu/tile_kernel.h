@@ -187,21 +187,18 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
         masks = w.w->mask + size_t(w.row / n_rows * n_rows) * mask_bytes(*w.w) + 4 * (w.row % n_rows);
     const typename Format::Table table(Format::has_table ? w.w->table : nullptr);
     typename Isa::Floats sums[n_tokens][n_vectors];
-    for (int j = 0; j < n_tokens; j++) {
+    for (int j = 0; j < n_tokens; j++)
         for (int v = 0; v < n_vectors; v++)
             sums[j][v] = part.first ? Isa::zero() : Isa::load_floats(at(j, v));
-    }
     for (int g = 0, column = 0; g < part.n_groups; g++) {
         Ints acc[n_tokens][n_vectors][chains];
         for (int j = 0; j < n_tokens; j++) {
             const int32_t start = Format::zero_is_off ? -Isa::offset * x.sums[j] : 0;
-            for (int v = 0; v < n_vectors; v++) {
+            for (int v = 0; v < n_vectors; v++)
                 for (int c = 0; c < chains; c++) acc[j][v][c] = Isa::splat(c == 0 ? start : 0);
-            }
         }
-        for (int j = 0; j < n_tokens && part.resumes; j++) {
+        for (int j = 0; j < n_tokens && part.resumes; j++)
             for (int v = 0; v < n_vectors; v++) acc[j][v][0] = Isa::load(at(j, v));
-        }
         Words zeros[n_vectors] = {};
         if constexpr (Format::sparse) {
             for (int v = 0; v < n_vectors; v++) zeros[v] = Words(groups[v].zero(g)) * 0x01010101u;
@@ -209,8 +206,11 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
         UNROLL_BY(4)
         for (int k = 0; k < part.group_size; k += 4 * Format::fours) {
             if constexpr (once) {
-                prefetch_once<4 * n_rows * Format::unit>(
-                    reinterpret_cast<const char*>(w.codes) + prefetch_distance, second_level);
+                constexpr int n_bytes = 4 * n_rows * Format::unit;
+                const auto* codes = reinterpret_cast<const char*>(w.codes);
+                prefetch_once<n_bytes>(codes + prefetch_distance, second_level);
+                if (!Format::is_int8 && second_level)
+                    prefetch_once<n_bytes>(codes + first_level_distance, false);
                 if constexpr (Format::sparse)
                     prefetch_once<2 * n_rows>(masks + column * n_rows / 8 + prefetch_distance / 2,
                                               second_level);
@@ -252,9 +252,7 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
             UNROLL(8)
             for (int j = 0; j < n_tokens; j++) {
                 UNROLL(4)
-                for (int v = 0; v < n_vectors; v++) {
-                    Isa::store(at(j, v), acc[j][v][0]);
-                }
+                for (int v = 0; v < n_vectors; v++) Isa::store(at(j, v), acc[j][v][0]);
             }
             return;
         }
@@ -277,9 +275,8 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
         x.sums += x.width;
     }
     next = ahead;
-    for (int j = 0; j < n_tokens; j++) {
+    for (int j = 0; j < n_tokens; j++)
         for (int v = 0; v < n_vectors; v++) Isa::store(at(j, v), sums[j][v]);
-    }
 }
 
 // Vectors of rows that n_tokens tokens multiply at once: twice as many where half the accumulators would be
@@ -373,15 +370,13 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
     const auto* x_codes = reinterpret_cast<const int8_t*>(x.codes);
     auto at = [&](int j, int i) { return out + (2 * j + i / 2) * block_rows + i % 2 * 4; };
     float32x4_t sums[n_pairs][row_pairs];
-    for (int j = 0; j < n_pairs; j++) {
+    for (int j = 0; j < n_pairs; j++)
         for (int i = 0; i < row_pairs; i++) sums[j][i] = part.first ? vdupq_n_f32(0) : vld1q_f32(at(j, i));
-    }
     for (int g = 0; g < part.n_groups; g++, x.scales += width, w.scales += block_rows) {
         int32x4_t acc[n_pairs][row_pairs];
-        for (int j = 0; j < n_pairs; j++) {
+        for (int j = 0; j < n_pairs; j++)
             for (int i = 0; i < row_pairs; i++)
                 acc[j][i] = part.resumes ? vreinterpretq_s32_f32(vld1q_f32(at(j, i))) : vdupq_n_s32(0);
-        }
         for (int k = 0; k < part.group_size; k += 8, x_codes += 8 * width, w.codes += 2 * block_rows) {
             for (int word = 0; word < 2; word++) {
                 if constexpr (once) {
