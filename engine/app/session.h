@@ -121,9 +121,9 @@ struct Next {
     int most_probable = -1;           // after the last
 };
 
-// Runs `tokens` after those held. A prompt goes in chunks: Ctrl-C ends it before any of them, and then
-// nothing comes after it. In decoding, tokens after the first are a guess, and whether they are held is for
-// the caller to say.
+// Runs `tokens` after those held. A prompt goes in chunks of the program's max_chunk: Ctrl-C ends it before
+// any of them, and then nothing comes after it. In decoding, tokens after the first are a guess, and whether
+// they are held is for the caller to say.
 enum class Feed { prompt, decode };
 inline Next feed(Session& s, std::span<const int> tokens, Feed what) {
     const bool decodes = what == Feed::decode;

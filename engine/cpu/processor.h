@@ -1,5 +1,5 @@
-// Which instructions this processor has, asked when a program runs: levels of them, for what is compiled more
-// than once.
+// Which instructions this processor has, asked when a program runs by app/levels.cpp and backend/cpu.cpp:
+// levels of them, for what is compiled more than once. One build chooses in instructions.h.
 //
 // For sources that are compiled for any processor of the architecture. All is static: of an inline function
 // the linker would keep one copy, perhaps another source's, for processors that have more.

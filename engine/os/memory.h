@@ -17,8 +17,8 @@ struct MemoryPart {
     const char* advice = "";  // what makes it smaller, if anything does
 };
 
-// While one exists, scratch() (engine/cpu/rows.h) and LazyMemory of this thread take no memory and say
-// here how much they would have taken. What has been made then may be asked for nothing, only destroyed.
+// While one exists, scratch() (engine/cpu/rows.h) and LazyMemory of this thread take no memory and say here
+// how much they would have: cpu_memory() in app/model.h counts a run so. What was made is only destroyed.
 //
 //     const MemoryCount count;
 //     const RunState counted(...);
