@@ -1,7 +1,7 @@
 """GPTQ files: each kind of matrix has its own bits and groups. The entries of the header, and the list of tensors.
 
 Nine entries of four bytes at 0xC0 of the header say how matrices are stored, in the order of `KINDS`; the byte behind
-them whether activations are gathered before they are quantized. GPTQ checkpoints made elsewhere are formats/packing.py's.
+them whether activations are gathered before they are quantized. GPTQ checkpoints of others are in formats/packing.py.
 golden/gptq.py says what the tensors of a matrix mean:
 
     8 bits, a row's scale   NAME.codes int8 (n_out, n_in); NAME.scales fp32 (n_out,)
