@@ -105,9 +105,8 @@ template <int n_rows, int n_vectors, class T>
 __attribute__((noinline)) void weigh_vectors(float* const* out, const float* probs, size_t stride, const T* v,
                                              const T* next, int n, int head_dim, int d) {
     Floats sums[n_rows][n_vectors];
-    for (int r = 0; r < n_rows; r++) {
+    for (int r = 0; r < n_rows; r++)
         for (int i = 0; i < n_vectors; i++) sums[r][i] = load(out[r] + d + i * vector_lanes);
-    }
     for (int t = 0; t < n; t++) {
         Floats values[n_vectors];
         const size_t at = size_t(t) * head_dim + d;
@@ -121,9 +120,8 @@ __attribute__((noinline)) void weigh_vectors(float* const* out, const float* pro
             for (int i = 0; i < n_vectors; i++) sums[r][i] += values[i] * prob;
         }
     }
-    for (int r = 0; r < n_rows; r++) {
+    for (int r = 0; r < n_rows; r++)
         for (int i = 0; i < n_vectors; i++) store(out[r] + d + i * vector_lanes, sums[r][i]);
-    }
 }
 template <int n_rows, class T>
 inline void weigh_values(float* const* out, const float* probs, size_t stride, const T* v, const T* next,

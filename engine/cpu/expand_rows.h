@@ -268,13 +268,19 @@ inline void expand_zeros(int32_t* to, const QuantMatrix& w, int i) {
     repeat_each(to, n, w.group / w.group_size);
 }
 
-// The scales of row i, one for each group of activations: (n_groups,).
-inline void expand_scales(float* to, const QuantMatrix& w, int i) {
+// Likewise scales. The plain loop is weight_scale(). Inlined, it would slow products of other formats.
+[[gnu::noinline]] inline void expand_scales(float* to, const QuantMatrix& w, int i) {
     const int n = n_scales(w);
+    const size_t first = size_t(i) * n;
     if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
-        widen(to, static_cast<const Half*>(w.scales) + size_t(i) * n, size_t(n));
-    } else {
+        widen(to, static_cast<const Half*>(w.scales) + first, size_t(n));
+    } else if (w.levels == nullptr) {
         for (int s = 0; s < n; s++) to[s] = weight_scale(w, i, s);
+    } else {
+        const bool two = w.kind == QUANT_GEMM_TWO_LEVEL;
+        const float row_scale = static_cast<const float*>(w.scales)[i];
+        for (int s = 0; s < n; s++)
+            to[s] = float(two ? w.levels[first + s] & 15 : int8_t(w.levels[first + s])) * row_scale;
     }
     repeat_each(to, n, w.group / w.group_size);
 }

@@ -23,7 +23,6 @@
 // How far ahead of use packed weights that are read once are asked for, in bytes. Blocks lie one behind the
 // other, so near the end of one this reaches into the next; past the last, a prefetch does nothing.
 constexpr int prefetch_distance = 8192;
-
 // Where that is into the second-level cache, how far ahead codes of few bits go on from there to the first:
 // their arithmetic leaves a core no time to wait for the second.
 constexpr int first_level_distance = 3072;

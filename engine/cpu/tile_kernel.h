@@ -416,9 +416,7 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
     next = ahead;
     if (part.suspends) return;
     for (int j = 0; j < n_pairs; j++) {
-        for (int i = 0; i < row_pairs; i++) {
-            if (!part.last) vst1q_f32(at(j, i), sums[j][i]);
-        }
+        for (int i = 0; i < row_pairs && !part.last; i++) vst1q_f32(at(j, i), sums[j][i]);
         for (int i = 0; i < row_pairs && part.last; i += 2) {
             // Even lanes are the first token's, odd ones the second's.
             vst1q_f32(out + 2 * j * block_rows + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
