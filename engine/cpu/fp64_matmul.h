@@ -27,9 +27,10 @@ void fp64_tile(float* out, int n_out, const float* x, const float* w, int n) {
     const int end = n / double_lanes * double_lanes;
     for (int k = 0; k < end; k += double_lanes) {
         // One token reads the rows once, in a file's memory, whose pages are small: the next rows are asked
-        // for.
+        // for into the second-level cache, and a KiB ahead into the first.
         for (int i = 0; i < n_rows && n_tokens == 1 && k % 16 == 0; i++)
-            __builtin_prefetch(w + size_t(n_rows + i) * n + k, 0, 2);
+            __builtin_prefetch(w + size_t(n_rows + i) * n + k, 0, 2),
+                __builtin_prefetch(w + size_t(i) * n + k + 256, 0, 3);
         Doubles tokens[n_tokens];
         UNROLL(4)
         for (int t = 0; t < n_tokens; t++) tokens[t] = widen(x + size_t(t) * n + k);
