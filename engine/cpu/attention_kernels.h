@@ -48,9 +48,8 @@ inline void softmax(float* x, int n) {
     std::fill(x + n, x + end, 0.0f);
 }
 
-// Prefetches n numbers from p on, a cache line (64 bytes) at a time. With few queries, as in decode,
-// keys and values come from memory, which keeps up only if it is asked early. What is read next does not
-// always lie next, so the kernels below take a pointer to it.
+// Prefetches n numbers from p on, a cache line (64 bytes) at a time. For one token, as in decode, keys and
+// values come from memory, which keeps up only if it is asked early, for what does not always lie next.
 template <int n, class T>
 inline void prefetch(const T* p) {
     for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
@@ -74,19 +73,19 @@ inline Floats load(const int8_t* p) {
 }
 
 // scores[r][p] = scale * sum over d of q[r][d] * k[d][p], for n_rows queries and a block of keys. Each lane
-// adds up its own key, and a vector of keys is loaded once for all queries. `next` is what is read after k;
-// key_scales, if keys are int8, the keys' own. Inlined, g++ 12 would run out of registers.
+// adds up its own key, and a vector of keys is loaded once for all queries. `next`: asked for meanwhile, or
+// null; key_scales: of int8 keys. Inlined, g++ 12 would run out of registers.
 template <int n_rows, class T>
 __attribute__((noinline)) void score_keys(float* scores, size_t stride, const float* const* q, const T* k,
                                           const T* next, const float* key_scales, int head_dim, float scale) {
     Floats sums[n_rows][key_vectors] = {};
-    for (int d = 0; d < head_dim; d++, k += key_block, next += key_block) {
+    for (int d = 0; d < head_dim; d++, k += key_block) {
         Floats keys[key_vectors];
         for (int i = 0; i < key_vectors; i++) {
             keys[i] = load(k + i * vector_lanes);
             if (n_rows > 1) pin_register(keys[i]);
         }
-        if (n_rows <= 4) prefetch<key_block>(next);
+        if (next != nullptr) prefetch<key_block>(next + d * key_block);
         for (int r = 0; r < n_rows; r++) {
             const Floats query = splat(q[r][d]);
             for (int i = 0; i < key_vectors; i++) sums[r][i] += keys[i] * query;
@@ -100,7 +99,7 @@ __attribute__((noinline)) void score_keys(float* scores, size_t stride, const fl
 }
 
 // out[r][d] += sum over n positions of probs[r][t] * v[t][d], for n_rows queries and the elements d of
-// n_vectors vectors. `next` is what is read after v.
+// n_vectors vectors. `next`: asked for meanwhile, or null.
 template <int n_rows, int n_vectors, class T>
 __attribute__((noinline)) void weigh_vectors(float* const* out, const float* probs, size_t stride, const T* v,
                                              const T* next, int n, int head_dim, int d) {
@@ -114,7 +113,7 @@ __attribute__((noinline)) void weigh_vectors(float* const* out, const float* pro
             values[i] = load(v + at + i * vector_lanes);
             if (n_rows > 1) pin_register(values[i]);
         }
-        if (n_rows <= 4) prefetch<n_vectors * vector_lanes>(next + at);
+        if (next != nullptr) prefetch<n_vectors * vector_lanes>(next + at);
         for (int r = 0; r < n_rows; r++) {
             const Floats prob = splat(probs[r * stride + t]);
             for (int i = 0; i < n_vectors; i++) sums[r][i] += values[i] * prob;
@@ -156,12 +155,14 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
                    const int* kv_len, int n_rows, float* probs, size_t stride, float* const* scores) {
     const int head_dim = cache.head_dim(), n_positions = kv_len[n_rows - 1];
     const float scale = 1.0f / std::sqrt(float(head_dim));
+    const bool once = kv_len[0] == n_positions;  // for one token, as in decode
 
     // Scores: a block of keys at a time, which stays in the cache for all queries.
     for (int p = 0; p < n_positions; p += key_block) {
         const T* k = cache.keys<T>(layer, head, p);
-        const T* next = p + key_block < n_positions ? cache.keys<T>(layer, head, p + key_block)
-                                                    : cache.values<T>(layer, head, 0);
+        const T* next = !once                         ? nullptr
+                        : p + key_block < n_positions ? cache.keys<T>(layer, head, p + key_block)
+                                                      : cache.values<T>(layer, head, 0);
         const float* key_scales = cache.key_scales(layer, head, p);
         in_tiles(n_rows, [&](int r, auto n) {
             score_keys<n>(probs + r * stride + p, stride, q + r, k, next, key_scales, head_dim, scale);
@@ -184,7 +185,7 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
     for (int p = 0; p < n_positions; p += step) {
         const int n_values = std::min(step, n_positions - p);
         const T* v = cache.values<T>(layer, head, p);
-        const T* next = p + step < n_positions ? cache.values<T>(layer, head, p + step) : v;
+        const T* next = once && p + step < n_positions ? cache.values<T>(layer, head, p + step) : nullptr;
         const float* weights = probs + p;
         size_t weights_stride = stride;
         float scaled[max_attention_rows * step];

@@ -64,11 +64,10 @@ class Int8KvCacheOf {
     // Appends k and v of one layer, of tokens at positions pos, pos + 1, ...: n_kv_heads groups of head_dim
     // codes for each token.
     void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
-        for_each_row(k.n_rows, [&](int t) {
-            for (int h = 0; h < n_kv_heads_; h++) {
-                append(layer, h, pos + t, k.row_codes(t) + h * head_dim_, k.row_scales(t)[h],
-                       v.row_codes(t) + h * head_dim_, v.row_scales(t)[h]);
-            }
+        parallel_for(k.n_rows * n_kv_heads_, [&](int i) {
+            const int t = i / n_kv_heads_, h = i % n_kv_heads_;
+            append(layer, h, pos + t, k.row_codes(t) + h * head_dim_, k.row_scales(t)[h],
+                   v.row_codes(t) + h * head_dim_, v.row_scales(t)[h]);
         });
     }
     // Appends codes of k and v (head_dim,) and their scales, of one position and kv head.

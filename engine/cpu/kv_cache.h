@@ -85,12 +85,11 @@ class KvCache {
     int head_dim() const { return head_dim_; }
     int context() const { return context_; }  // positions
 
-    // Appends k and v (n_tokens, n_kv_heads * head_dim) of one layer, of tokens at positions pos, pos + 1,
-    // ...
+    // Appends k and v (n_tokens, n_kv_heads * head_dim) of one layer, of tokens at pos, pos + 1, ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
-        for_each_row(k.n_rows, [&](int t) {
-            for (int h = 0; h < n_kv_heads_; h++)
-                append(layer, h, pos + t, k.row(t) + h * head_dim_, v.row(t) + h * head_dim_);
+        parallel_for(k.n_rows * n_kv_heads_, [&](int i) {
+            const int t = i / n_kv_heads_, h = i % n_kv_heads_;
+            append(layer, h, pos + t, k.row(t) + h * head_dim_, v.row(t) + h * head_dim_);
         });
     }
 
