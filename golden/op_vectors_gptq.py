@@ -1,10 +1,12 @@
-"""Golden vectors of GPTQ's operations: matrices of a file expanded, activations gathered."""
+"""Golden vectors of GPTQ's operations: matrices of a file expanded, activations gathered, experts quantized."""
 
 import numpy as np
 
 from formats.gptq import MatrixFormat
 from golden.forward import F32
 from golden.gptq import F16, Matrix, expand, gather, pack_matrix
+from golden.gptq_experts import hessian
+from golden.gptq_quantize import column_order, curvature, quantize_matrix
 from golden.op_cases import EXACT, OpVectors
 from golden.q8 import quantize
 
@@ -97,3 +99,18 @@ def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
     add_expand(vectors, rng, MatrixFormat(8), 3, 192)  # a row's scale counts for three groups of activations
     for form, n_out, n_in in INT8_SCALES:
         add_expand(vectors, rng, form, n_out, n_in)
+
+
+def add_experts(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """GPTQ of a matrix of an expert that saw no token, fewer than H has of its own, and about as many."""
+    form, mean_square = MatrixFormat(2, 64, two_level=True), 1.5
+    weight = rng.standard_normal((8, 128)).astype(F32)
+    for n in (0, 3, 60):
+        x = (rng.standard_normal((n, 128)) * np.exp(rng.uniform(-1, 1, 128))).astype(F32)
+        h = hessian(x, mean_square)
+        m = quantize_matrix(weight, curvature(h, column_order(np.diag(h), form)), form)
+        outputs = {"codes": m.codes, "scale_codes": m.scales, "zero_codes": m.zeros, "row_scales": m.row_scales}
+        vectors.add(
+            f"gptq_expert.{n}", "gptq_expert", {"weight": weight, "x": x},
+            {name: (value, EXACT) for name, value in outputs.items()}, mean_square=mean_square, group=form.group,
+        )  # fmt: skip

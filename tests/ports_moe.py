@@ -257,3 +257,48 @@ def ladder_experts(tensors, group_list_type, bits, group, sparse, two_level, int
 
     outputs = grouped(tensors, group_list_type, product_of, by_group, **change)
     return outputs | {"sums": np.concatenate(all_sums)}
+
+
+# ---- GPTQ of an expert, in the two-level form
+
+
+def expert_hessian(x, mean_square):
+    n = x.shape[1]
+    return x.T.astype(F64) @ x + n / 2 * mean_square * np.eye(n)
+
+
+def nearest_code(w, scale, zero):
+    """Of codes that stand for (5 code - zero) scale; 0 where the scale is."""
+    return np.clip(np.rint((w / np.where(scale > 0, scale, np.inf) + zero) / 5), 0, 3)
+
+
+def best_pair(w, importance, row_scale):
+    """The codes of scale and zero point with which a group w is rounded best."""
+
+    def cost(pair):
+        scale = row_scale * pair[0]
+        return importance @ ((5 * nearest_code(w, scale, pair[1]) - pair[1]) * scale - w) ** 2
+
+    return min(((s, z) for s in range(16) for z in range(16)), key=cost)
+
+
+def gptq_expert(weight, x, mean_square, group, hessian=expert_hessian, pair_of=best_pair):
+    h = hessian(x, mean_square)
+    size, n = np.diag(h), len(h)
+    groups = sorted(range(n // group), key=lambda g: -size[g * group : (g + 1) * group].sum())
+    order = [k for g in groups for k in sorted(range(g * group, (g + 1) * group), key=lambda k: -size[k])]
+    damped = h + 0.05 * size.mean() * np.eye(n)
+    u = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
+    parts = weight.reshape(len(weight), -1, group)
+    widest = (np.maximum(parts.max(axis=2), 0) - np.minimum(parts.min(axis=2), 0)).max(axis=1)
+    rows = widest / F32(5 * 3 * 15)
+    w, codes, pairs = weight[:, order].astype(F64), np.empty(weight.shape), np.empty((len(weight), n // group, 2))
+    for i, k in enumerate(order):
+        g, behind = k // group, slice(i, i + group)
+        if i % group == 0:
+            pairs[:, g] = [pair_of(w[r, behind], 1 / np.diag(u)[behind] ** 2, rows[r]) for r in range(len(w))]
+        scale, zero = rows * pairs[:, g, 0], pairs[:, g, 1]
+        codes[:, k] = nearest_code(w[:, i], scale, zero)
+        w[:, i:] -= (w[:, i] - (5 * codes[:, k] - zero) * scale)[:, None] / u[i, i] * u[i, i:]
+    s, z = (pairs[..., i].astype(np.uint8) for i in range(2))
+    return {"codes": codes.astype(np.uint8), "scale_codes": s, "zero_codes": z, "row_scales": rows}

@@ -50,7 +50,7 @@ PORT = {
     },
     **{
         op: from_module(ports_moe, op)
-        for op in ("mx_values", "mx_scales", "mx_quantize", "route", "msd_split", "moe_combine")
+        for op in ("mx_values", "mx_scales", "mx_quantize", "route", "msd_split", "moe_combine", "gptq_expert")
     },
     **{op: with_packed_inputs(from_module(ports, op)) for op in ("matmul", "classifier")},
     **{
@@ -305,6 +305,22 @@ SPECIALS = {"E4M3 NaN as 480": (0x7F,), "E5M2 infinity as 65536": (0x7C,), "E5M2
 
 BITS_TOO_FEW = {32: 19, 64: 20, 2048: 25, 8192: 27, 65536: 30}  # of an accumulator, by the length of its group
 
+
+def unaided(x, _mean_square):
+    return x.T.astype(F64) @ x + (len(x) == 0) * np.eye(x.shape[1])
+
+
+def not_without_tokens(weight, x, **about):
+    found = ports_moe.gptq_expert(weight, x, **about)
+    return {name: value * (len(x) > 0) for name, value in found.items()}
+
+
+def range_pair(w, _importance, row_scale):
+    low, high = min(w.min(), 0), max(w.max(), 0)
+    s = np.clip(np.rint((high - low) / (15 * row_scale)), 1, 15)
+    return s, np.clip(np.rint(-low / (s * row_scale)), 0, 15)
+
+
 MISTAKES = {
     "half away from zero": {
         "quantize": partial(ports.quantize, codes_of=lambda groups, inv, _: half_away(groups * inv))
@@ -472,6 +488,9 @@ MISTAKES = {
     "gathered by the inverse": {
         "gptq_gather": partial(ports.gptq_gather, gathered=lambda x, order: x[:, np.argsort(order)])
     },
+    "an expert without a token is not quantized": {"gptq_expert": not_without_tokens},
+    "an expert on the grids of its ranges": {"gptq_expert": partial(ports_moe.gptq_expert, pair_of=range_pair)},
+    "an expert's H without tokens of its own": {"gptq_expert": partial(ports_moe.gptq_expert, hessian=unaided)},
     "not gathered": {"gptq_gather": partial(ports.gptq_gather, gathered=lambda x, _order: x)},
 }
 
