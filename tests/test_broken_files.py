@@ -1,7 +1,8 @@
 """Changed copies of model files: a program refuses them with one line, or runs where the change does no harm.
 
 Hundreds of each go through the command line of a program in one process, built under AddressSanitizer and UBSan
-(tests/fuzz/command_line.h). One of each kind is also given to the program itself.
+(tests/fuzz/command_line.h). One of each kind is also given to the program itself. The lines, word by word, are those
+of tests/model_file_test.cpp.
 """
 
 import os

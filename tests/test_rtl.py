@@ -23,7 +23,7 @@ CORE = ROOT / "build" / "hw" / f"axi-{ARRAY}"
 def core():
     """Builds the core, the programs on it, and the wave of one tile."""
     if "hw" in UNCHANGED:
-        pytest.skip("needs a change of hw in the last day, or make test")
+        pytest.skip("needs a change of hw in eight hours, or make test")
     if shutil.which("verilator") is None:
         pytest.skip("needs verilator: make rtl-story installs it")
     if " " in str(ROOT):

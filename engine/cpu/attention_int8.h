@@ -151,7 +151,7 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
         weigh_values_int8<Isa, n_rows, n_vectors / 2>(sums, width, weights, v, next, n_quads, d);
 }
 
-// Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
+// Attention of a chunk, as attention() in kv_cache.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
 inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, ScaledProbs& weights,

@@ -1,4 +1,4 @@
-// What attention (attention.h) is made of: one block of queries against the keys and values of a head.
+// What attention (kv_cache.h) is made of: one block of queries against the keys and values of a head.
 //
 // The cost is that of reading the cache. So everything read is used as often as possible before it leaves the
 // registers or the first-level cache again: by all query heads that share a kv head, and in a prompt by
