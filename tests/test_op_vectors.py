@@ -307,12 +307,12 @@ BITS_TOO_FEW = {32: 19, 64: 20, 2048: 25, 8192: 27, 65536: 30}  # of an accumula
 
 
 def unaided(x, _mean_square):
-    return x.T.astype(F64) @ x + (len(x) == 0) * np.eye(x.shape[1])
+    return x.T.astype(F64) @ x + (not x.any()) * np.eye(x.shape[1])
 
 
 def not_without_tokens(weight, x, **about):
     found = ports_moe.gptq_expert(weight, x, **about)
-    return {name: value * (len(x) > 0) for name, value in found.items()}
+    return {name: value * x.any() for name, value in found.items()}
 
 
 def range_pair(w, _importance, row_scale):
