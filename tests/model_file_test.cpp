@@ -309,7 +309,7 @@ TEST_CASE("model file: what else people have is named, with the command that mak
 
     const std::string scheme[] = {"q8", "w8a8 --calib text.txt", "awq --calib text.txt",
                                   "gptq --calib text.txt", "moe --calib text.txt"};
-    for (size_t i = 0; i < std::size(schemes); i++) {
+    for (size_t i = 0; i < std::size(scheme); i++) {
         CHECK(export_command("m.gguf", schemes[i]) ==
               ".venv/bin/python -m export " + scheme[i] + " m.gguf model.bin");
     }
