@@ -49,7 +49,7 @@ inline void softmax(float* x, int n) {
 }
 
 // Prefetches n numbers from p on, a cache line (64 bytes) at a time. For one token, as in decode, keys and
-// values come from memory, which keeps up only if it is asked early, for what does not always lie next.
+// values come from memory: asked early, it keeps up. What is read next does not always lie next.
 template <int n, class T>
 inline void prefetch(const T* p) {
     for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
