@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 if (
@@ -14,15 +15,16 @@ if (
     sys.path[0], sys.argv[0] = str(Path(__file__).resolve().parent.parent), "-m"
     runpy.run_module("export", run_name="__main__", alter_sys=True)
 
-from export import awq, gguf_out, gptq, moe, q8, w8a8
+from export import gguf_out
 from export.arguments import add_common
 from export.hf_directory import after_model_file
 from export.rotation import add_rotation, rotation_of
 from export.termination import Terminated, termination
 from formats.errors import one_line
+from formats.schemes import FORMATS
 
-# Modules with FORMAT, HELP, add_arguments(parser) and run(args), in the order of --help.
-EXPORTERS = (q8, w8a8, awq, gptq, moe)
+# A module per scheme, export/q8.py and so on: FORMAT, HELP, add_arguments(parser) and run(args).
+EXPORTERS = [import_module(f"export.{scheme}") for scheme in FORMATS]
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143  # exit codes; the last two as shells give them for signals
 
 

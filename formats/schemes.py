@@ -1,7 +1,7 @@
 """The quantization schemes that have a model file: one row each.
 
 A new scheme is a row here, beside its list of tensors in formats/tensors.py (GPTQ's: formats/gptq.py, MoE's:
-formats/moe.py); a module in the registry of export/__main__.py; and a row in golden/schemes.py.
+formats/moe.py); a module export/NAME.py; and a row in golden/schemes.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +53,16 @@ MOE_FILE = FileFormat(  # "akme"
     archs=SPARSE,
     read_layout=moe.read_layout,
 )
-FORMATS = {f.scheme: f for f in (Q8_FILE, W8A8_FILE, AWQ_FILE, GPTQ_FILE, MOE_FILE)}
+FORMATS = {
+    f.scheme: f
+    for f in (
+        Q8_FILE,
+        W8A8_FILE,
+        AWQ_FILE,
+        GPTQ_FILE,
+        MOE_FILE,
+    )
+}
 
 
 def format_of(magic: int) -> FileFormat | None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from formats import schemes
 from formats.checkpoint import Config
 from formats.model_file import read_format
-from formats.schemes import AWQ_FILE, GPTQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from golden.awq import AWQ
 from golden.forward import Scheme
 from golden.gptq import GPTQ
@@ -35,7 +35,7 @@ RANDOM_MODELS = {"random-llama": ("gptq", "gptq-order"), "random-qwen3-moe": ("m
 class Reference:
     """How the reference gets at a scheme, and which of its model files have golden vectors."""
 
-    format: FileFormat
+    format: schemes.FileFormat
     # A model file. None: golden vectors are made from a Hugging Face directory, by golden.q8.
     read: Callable[[Path], FileScheme] | None
     variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
@@ -46,11 +46,11 @@ class Reference:
 SCHEMES = {
     reference.format.scheme: reference
     for reference in (
-        Reference(Q8_FILE, None, ("q8",)),
-        Reference(W8A8_FILE, W8A8, W8A8_VARIANTS, short_traces=W8A8_VARIANTS[2:]),
-        Reference(AWQ_FILE, AWQ, ("awq", "awq-g64"), short_traces=("awq-g64",)),
-        Reference(GPTQ_FILE, GPTQ, GPTQ_VARIANTS, short_traces=GPTQ_VARIANTS),
-        Reference(MOE_FILE, MoE, MOE_VARIANTS, short_traces=MOE_VARIANTS, models=MOE_MODELS),
+        Reference(schemes.Q8_FILE, None, ("q8",)),
+        Reference(schemes.W8A8_FILE, W8A8, W8A8_VARIANTS, short_traces=W8A8_VARIANTS[2:]),
+        Reference(schemes.AWQ_FILE, AWQ, ("awq", "awq-g64"), short_traces=("awq-g64",)),
+        Reference(schemes.GPTQ_FILE, GPTQ, GPTQ_VARIANTS, short_traces=GPTQ_VARIANTS),
+        Reference(schemes.MOE_FILE, MoE, MOE_VARIANTS, short_traces=MOE_VARIANTS, models=MOE_MODELS),
     )
 }
 
@@ -73,7 +73,7 @@ def random_goldens(only: str | None = None, model: str | None = None) -> Iterato
 def read_file(path: Path) -> FileScheme:
     """The scheme of a model file, by its magic. Raises ModelError if it has none that can be read here."""
     file_format = read_format(path)
-    if file_format is Q8_FILE:
+    if file_format is schemes.Q8_FILE:
         return Q8File(path)
     reference = SCHEMES.get(file_format.scheme) if file_format else None
     read = reference.read if reference else None

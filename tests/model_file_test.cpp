@@ -20,6 +20,7 @@
 
 namespace {
 
+constexpr const Scheme &q8 = schemes[0], &awq = schemes[2];
 const std::string folder = own_folder().string() + "/model_file/";
 
 // A header with an extension, 64 bytes of weights and a tokenizer section of 10 bytes.
@@ -40,8 +41,8 @@ struct Bytes {
 
 Bytes good_file() {
     Bytes f;
-    f.set(0x00, scheme_q8.magic);
-    f.set(0x04, scheme_q8.version);
+    f.set(0x00, q8.magic);
+    f.set(0x04, q8.version);
     const std::array dims{64, 128, 2, 4, 2, 100, 256};
     f.set(0x08, dims);
     f.set<uint8_t>(header_offset::shared_classifier, 1);
@@ -79,8 +80,7 @@ std::string write(const Bytes& f, size_t size = SIZE_MAX) {
 }
 
 ModelFile open_file(const std::string& path) {
-    return open_model_file(path,
-                           FileFormat<ModelConfig>{.magic = scheme_q8.magic, .version = scheme_q8.version});
+    return open_model_file(path, FileFormat<ModelConfig>{.magic = q8.magic, .version = q8.version});
 }
 
 // Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
@@ -171,7 +171,7 @@ TEST_CASE("model file: every bad field is named with its value") {
          "magic is 0x46554746, expected 0x616b3432 (no model file: python -m export makes one of a Hugging "
          "Face "
          "directory or a GGUF file)"},
-        {0x00, int(scheme_awq.magic), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
+        {0x00, int(awq.magic), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
         {0x04, 3, "version is 3, expected 2"},
         {0x08, 0, "dim is 0, expected 1 to 1048576"},
         {0x08, -5, "dim is -5, expected 1 to 1048576"},
@@ -252,10 +252,10 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
               folder + "model.bin: weights are 64 bytes, but the header implies " + std::to_string(n));
     // What the program cannot run is refused under the file's name.
     const auto refuse = [](const ModelConfig&) { throw std::runtime_error("not this one"); };
-    CHECK_THROWS_WITH(open_model_file(write(good), FileFormat<ModelConfig>{.magic = scheme_q8.magic,
-                                                                           .version = scheme_q8.version,
-                                                                           .check = refuse}),
-                      (folder + "model.bin: not this one").c_str());
+    CHECK_THROWS_WITH(
+        open_model_file(write(good),
+                        FileFormat<ModelConfig>{.magic = q8.magic, .version = q8.version, .check = refuse}),
+        (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("absent.bin") == "absent.bin: cannot open: No such file or directory in the folder " +
                                        std::filesystem::current_path().string());
@@ -313,7 +313,7 @@ TEST_CASE("model file: what else people have is named, with the command that mak
         CHECK(export_command("m.gguf", schemes[i]) ==
               ".venv/bin/python -m export " + scheme[i] + " m.gguf model.bin");
     }
-    CHECK(export_command("", schemes[0]) == export_q8 + "'' model.bin");
+    CHECK(export_command("", q8) == export_q8 + "'' model.bin");
 }
 
 namespace {
@@ -430,8 +430,8 @@ size_t read_number(const HeaderReader& h, OtherConfig& c) {
     c.number = h.number("number", 0xC0, 1, 5);
     return 0xC4;
 }
-const FileFormat<OtherConfig> other_format{.magic = scheme_awq.magic,
-                                           .version = scheme_awq.version,
+const FileFormat<OtherConfig> other_format{.magic = awq.magic,
+                                           .version = awq.version,
                                            .read_own = read_number,
                                            .base = {.group_size = 0x29,
                                                     .head_dim = 0x25,
@@ -444,8 +444,8 @@ const FileFormat<OtherConfig> other_format{.magic = scheme_awq.magic,
                                            .alignment = 64};
 Bytes other_file() {
     Bytes f = good_file();
-    f.set(0x00, scheme_awq.magic);
-    f.set(0x04, scheme_awq.version);
+    f.set(0x00, awq.magic);
+    f.set(0x04, awq.version);
     f.set(0x25, 32);
     f.set(0x29, 64);
     f.set(0xC0, 5);

@@ -11,7 +11,7 @@ namespace {
 
 Tokenizer tokenizer_of(const std::string& path) {
     const ModelFile file = open_model_file(
-        path, FileFormat<ModelConfig>{.magic = scheme_q8.magic, .version = scheme_q8.version});
+        path, FileFormat<ModelConfig>{.magic = schemes[0].magic, .version = schemes[0].version});
     return Tokenizer(file.tokenizer, file.config.vocab_size);
 }
 
