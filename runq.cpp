@@ -1299,6 +1299,7 @@ inline Options parse_options(int argc, char** argv) {
     };
     options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
+        o.ids.clear();
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
     };

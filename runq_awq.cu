@@ -17,14 +17,15 @@
 //     ./runq_awq model_awq.bin -i "Once upon a time" -n 32
 //
 // Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids. Attention and
-// what else is no product with an int4 matrix is plain here. With -DENGINE, which `make` sets, the two
+// what else is no product with an int4 matrix is plain here. With -DENGINE, which `make` sets, the three
 // regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: attention on
 // tensor cores, steps captured as CUDA graphs, cuBLAS for long prompts, memory that is counted before it is
-// taken, a chat with a line editor, and much else that is left out here, such as files that are damaged or
-// cut while they are read.
+// taken, a chat with a line editor, and much else, such as files that are damaged or cut while being read.
 
 #ifdef ENGINE
-#include "engine/gpu/program.cuh"
+#include "engine/gpu/device.h"
+#include "engine/model/config.h"
+#include "simt/ptx.h"
 #else
 
 #include <algorithm>
@@ -133,7 +134,6 @@ struct ModelConfig {
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-constexpr bool is_gpu = true;
 
 struct Launch {
     dim3 grid, block;         // blocks in the grid, threads in a block
@@ -252,7 +252,6 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* count) {
 __device__ __forceinline__ void wait_for_previous() {}
 #else
 #include "simt/ptx.h"
-constexpr bool is_gpu = false;
 inline int open_device() { return 4; }
 inline size_t shared_memory() { return 233472; }
 #endif
@@ -304,6 +303,13 @@ template <class T>
 void download(T* to, const T* from, size_t n) {
     check(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyDeviceToHost), "a kernel or its result");
 }
+#endif  // ENGINE
+
+#ifdef __CUDACC__
+constexpr bool is_gpu = true;
+#else
+constexpr bool is_gpu = false;
+#endif
 
 // Two fp16 numbers in a 32-bit register, as the arithmetic sees them and as bits.
 __device__ inline half2 as_half2(uint32_t bits) {
@@ -392,6 +398,9 @@ struct DeviceKvCache {
     half* values(int layer) const { return all_values.get() + size_t(layer) * layer_size(); }
 };
 
+#ifdef ENGINE
+#include "engine/gpu/program.cuh"
+#else
 // lift rescaled_frequency
 // What rope_scaling makes of a frequency, in radians per position: it is divided by `factor` for x up to low,
 // stays from high on, with a blend between. x grows with the frequency.
@@ -538,27 +547,17 @@ struct Trace {
     void write(const std::string& path) const;  // a safetensors file
 };
 
-// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
-//
-//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
-struct DeviceRecorder {
-    Trace* trace;
-    int layer;
-
-    DeviceRecorder(Trace* t, int l) : trace(t), layer(l) {}
-    // n_tokens values of the given shape, from the device or (the second) in this program's own memory.
-    template <class T>
-    void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
-    template <class T>
-    void add(const std::string& name, const std::vector<T>& values, int n_tokens,
-             const std::vector<int>& shape) const;
-    template <class T>  // (n_tokens, n_cols)
-    void operator()(const std::string& name, const DeviceRows<T>& x) const;
-    template <class T>  // (n_tokens, heads, head_dim)
-    void operator()(const std::string& name, const DeviceRows<T>& x, int head_dim) const;
-    // The cache's keys of n_tokens tokens at positions *pos, *pos + 1, ...: (n_tokens, n_kv_heads, head_dim).
-    void operator()(const std::string& name, const DeviceKvCache& cache, const int* pos, int n_tokens) const;
-};
+// n_tokens values of a step, each of the given shape, into a trace.
+template <class T>
+void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
+              const std::vector<int>& shape) {
+    const std::string prefix = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
+    Trace::Tensor& t = trace.tensors[prefix + std::string(name)];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
+    t.shape = shape;
+    t.n_tokens += n_tokens;
+    t.bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
 
 // What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
 struct AwqProducts;
@@ -576,6 +575,49 @@ inline bool fast_attention(DeviceRows<half>&, const FastAttention&, const Device
 inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const half*) { return false; }
 
 #endif  // ENGINE
+
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+struct DeviceRecorder {
+    Trace* trace;
+    int layer;
+
+    // n_tokens values of the given shape, on the device.
+    template <class T>
+    void operator()(std::string_view name, const T* values, int n_tokens,
+                    std::initializer_list<int> shape) const {
+        if (trace == nullptr) return;
+        size_t n = size_t(n_tokens);
+        for (const int size : shape) n *= size_t(size);
+        std::vector<T> host(n);
+        download(host.data(), values, n);
+        add_step(*trace, layer, name, host, n_tokens, shape);
+    }
+    template <class T>  // (n_tokens, n_cols)
+    void operator()(std::string_view name, const DeviceRows<T>& x) const {
+        (*this)(name, x.get(), x.n_rows, {x.n_cols});
+    }
+    template <class T>  // (n_tokens, heads, head_dim)
+    void operator()(std::string_view name, const DeviceRows<T>& x, int head_dim) const {
+        (*this)(name, x.get(), x.n_rows, {x.n_cols / head_dim, head_dim});
+    }
+    // The cache's keys of n_tokens tokens at positions *pos, *pos + 1, ...: (n_tokens, n_kv_heads, head_dim).
+    void operator()(std::string_view name, const DeviceKvCache& cache, const int* pos, int n_tokens) const {
+        if (trace == nullptr) return;
+        int first = 0;
+        download(&first, pos, 1);
+        const size_t n = size_t(n_tokens), heads = size_t(cache.n_kv_heads), length = size_t(cache.head_dim);
+        std::vector<half> of_head(n * length), keys(n * heads * length);
+        for (size_t h = 0; h < heads; h++) {
+            const size_t row = h * size_t(cache.context) + size_t(first);
+            download(of_head.data(), cache.keys(layer) + row * length, of_head.size());
+            for (size_t t = 0; t < n; t++)
+                std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
+        }
+        add_step(*trace, layer, name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
+    }
+};
 
 // ----------------------------------------------------------------------------
 // Operations between the matrix products: a kernel, and behind it what launches it for the rows of all
@@ -1075,7 +1117,7 @@ void attention_block(Transformer& m, int l) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const DeviceRecorder record(m.trace, l);
+    const DeviceRecorder record{m.trace, l};
     QkNorms norms;  // none in a Llama
     if (c.arch == Arch::qwen3) norms = {w.q_norm[l], w.k_norm[l], c.norm_eps};
 
@@ -1102,7 +1144,7 @@ void feed_forward_block(Transformer& m, int l) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const DeviceRecorder record(m.trace, l);
+    const DeviceRecorder record{m.trace, l};
 
     rmsnorm(s.normed, s.x, w.ffn_norm[l], c.norm_eps);                    record("ffn.norm", s.normed);
     matmul(s, s.normed, {{s.gate, w.gate_proj[l]},
@@ -1117,7 +1159,7 @@ void feed_forward_block(Transformer& m, int l) {
 void run_layers(Transformer& m, int n_tokens) {
     const ModelConfig& c = m.file.config;
     RunState& s = m.state;
-    const DeviceRecorder record(m.trace, -1);
+    const DeviceRecorder record{m.trace, -1};
 
     embed(s.x, m.weights.embedding, s.tokens(), n_tokens);                 record("tokens", s.tokens(), n_tokens, {});
                                                                            record("embed", s.x);
@@ -1132,7 +1174,7 @@ void run_classifier(Transformer& m, int first, int n_tokens) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const DeviceRecorder record(m.trace, -1);
+    const DeviceRecorder record{m.trace, -1};
 
     rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norm, c.norm_eps);  record("norm", s.normed);
     fp16_matmul(s.logits, s.normed, w.classifier);                            record("logits", s.logits);
@@ -2275,50 +2317,7 @@ struct Sampler {
 // ---- end of tokenizer and sampler ------------------------------------------
 
 // ----------------------------------------------------------------------------
-// Recording and writing a trace
-
-template <class T>
-void DeviceRecorder::add(const std::string& name, const std::vector<T>& values, int n_tokens,
-                         const std::vector<int>& shape) const {
-    Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
-    t.shape = shape;
-    t.n_tokens += n_tokens;
-    t.bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-}
-template <class T>
-void DeviceRecorder::operator()(const std::string& name, const T* values, int n_tokens,
-                                std::vector<int> shape) const {
-    if (trace == nullptr) return;
-    size_t n = size_t(n_tokens);
-    for (const int size : shape) n *= size_t(size);
-    std::vector<T> host(n);
-    download(host.data(), values, n);
-    add(name, host, n_tokens, shape);
-}
-template <class T>
-void DeviceRecorder::operator()(const std::string& name, const DeviceRows<T>& x) const {
-    (*this)(name, static_cast<const T*>(x.get()), x.n_rows, {x.n_cols});
-}
-template <class T>
-void DeviceRecorder::operator()(const std::string& name, const DeviceRows<T>& x, int head_dim) const {
-    (*this)(name, static_cast<const T*>(x.get()), x.n_rows, {x.n_cols / head_dim, head_dim});
-}
-inline void DeviceRecorder::operator()(const std::string& name, const DeviceKvCache& cache, const int* pos,
-                                       int n_tokens) const {
-    if (trace == nullptr) return;
-    int first = 0;
-    download(&first, pos, 1);
-    const size_t n = size_t(n_tokens), heads = size_t(cache.n_kv_heads), length = size_t(cache.head_dim);
-    std::vector<half> of_head(n * length), keys(n * heads * length);
-    for (size_t h = 0; h < heads; h++) {
-        const size_t row = h * size_t(cache.context) + size_t(first);
-        download(of_head.data(), cache.keys(layer) + row * length, of_head.size());
-        for (size_t t = 0; t < n; t++)
-            std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
-    }
-    add(name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
-}
+// Writing a trace
 
 // A safetensors file (https://huggingface.co/docs/safetensors).
 inline void Trace::write(const std::string& path) const {
@@ -2393,6 +2392,7 @@ inline Options parse_options(int argc, char** argv) {
     };
     options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
+        o.ids.clear();
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
     };

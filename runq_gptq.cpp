@@ -173,7 +173,7 @@ struct ModelConfig {
 };
 // ---- end of config ---------------------------------------------------------
 
-// ---- section formats of few bits -------------------------------------------
+// ---- section fp16 ----------------------------------------------------------
 // fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
     uint16_t bits;
@@ -188,41 +188,9 @@ inline float to_float(Half h) {
     return std::bit_cast<float>(bits | uint32_t(h.bits & 0x8000) << 16);
 }
 
-// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
-struct MatrixFormat {
-    uint8_t bits = 0;    // of a code: 2, 4, 5, 6 or 8
-    uint8_t flags = 0;   // the sum of those below
-    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
-
-    static constexpr uint8_t sparse_flag = 1;       // two of each four weights are 0 and not stored
-    static constexpr uint8_t two_level_flag = 2;    // groups have 4-bit scales under one fp32 scale per row
-    static constexpr uint8_t int8_scales_flag = 4;  // int8 ones, and of 4 and 5 bits a table of values
-
-    bool sparse() const { return (flags & sparse_flag) != 0; }
-    bool two_level() const { return (flags & two_level_flag) != 0; }
-    bool int8_scales() const { return (flags & int8_scales_flag) != 0; }
-    bool has_table() const { return int8_scales() && bits <= 5; }
-    // Whether there is such a format.
-    bool known() const {
-        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
-        if (flags == two_level_flag) return bits == 2 && group == 64;
-        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
-        if (flags == int8_scales_flag) return bits >= 4 && bits <= 6 && has_group && group > 0;
-        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
-    }
-    bool operator==(const MatrixFormat&) const = default;
-};
-
-// "4 bits in groups of 64, 2:4 sparse"
-inline std::string format_text(const MatrixFormat& f) {
-    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
-    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
-           (f.has_table() ? ", by table" : "") + (f.sparse() ? ", 2:4 sparse" : "");
-}
-
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
 inline bool fast_check_mask(const uint8_t*) { return false; }
-// ---- end of formats of few bits --------------------------------------------
+// ---- end of fp16 -----------------------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Operations: on pointers and numbers, then on the rows of all tokens
@@ -550,6 +518,38 @@ inline void Recorder::operator()(const std::string& name, const Rows& out, const
 
 // ---- section matrices of few bits ------------------------------------------
 // The arithmetic of matrices in 2 to 8 bits. fast_quantize and fast_matmul are the engine's forms of it
+
+// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
+struct MatrixFormat {
+    uint8_t bits = 0;    // of a code: 2, 4, 5, 6 or 8
+    uint8_t flags = 0;   // the sum of those below
+    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
+
+    static constexpr uint8_t sparse_flag = 1;       // two of each four weights are 0 and not stored
+    static constexpr uint8_t two_level_flag = 2;    // groups have 4-bit scales under one fp32 scale per row
+    static constexpr uint8_t int8_scales_flag = 4;  // int8 ones, and of 4 and 5 bits a table of values
+
+    bool sparse() const { return (flags & sparse_flag) != 0; }
+    bool two_level() const { return (flags & two_level_flag) != 0; }
+    bool int8_scales() const { return (flags & int8_scales_flag) != 0; }
+    bool has_table() const { return int8_scales() && bits <= 5; }
+    // Whether there is such a format.
+    bool known() const {
+        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
+        if (flags == two_level_flag) return bits == 2 && group == 64;
+        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        if (flags == int8_scales_flag) return bits >= 4 && bits <= 6 && has_group && group > 0;
+        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
+    }
+    bool operator==(const MatrixFormat&) const = default;
+};
+
+// "4 bits in groups of 64, 2:4 sparse"
+inline std::string format_text(const MatrixFormat& f) {
+    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
+    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
+           (f.has_table() ? ", by table" : "") + (f.sparse() ? ", 2:4 sparse" : "");
+}
 
 // A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
 // group:
@@ -1567,6 +1567,7 @@ inline Options parse_options(int argc, char** argv) {
     };
     options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
+        o.ids.clear();
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
     };

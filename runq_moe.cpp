@@ -176,7 +176,7 @@ struct ModelConfig {
 };
 // ---- end of config ---------------------------------------------------------
 
-// ---- section formats of few bits -------------------------------------------
+// ---- section fp16 ----------------------------------------------------------
 // fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
     uint16_t bits;
@@ -191,41 +191,9 @@ inline float to_float(Half h) {
     return std::bit_cast<float>(bits | uint32_t(h.bits & 0x8000) << 16);
 }
 
-// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
-struct MatrixFormat {
-    uint8_t bits = 0;    // of a code: 2, 4, 5, 6 or 8
-    uint8_t flags = 0;   // the sum of those below
-    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
-
-    static constexpr uint8_t sparse_flag = 1;       // two of each four weights are 0 and not stored
-    static constexpr uint8_t two_level_flag = 2;    // groups have 4-bit scales under one fp32 scale per row
-    static constexpr uint8_t int8_scales_flag = 4;  // int8 ones, and of 4 and 5 bits a table of values
-
-    bool sparse() const { return (flags & sparse_flag) != 0; }
-    bool two_level() const { return (flags & two_level_flag) != 0; }
-    bool int8_scales() const { return (flags & int8_scales_flag) != 0; }
-    bool has_table() const { return int8_scales() && bits <= 5; }
-    // Whether there is such a format.
-    bool known() const {
-        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
-        if (flags == two_level_flag) return bits == 2 && group == 64;
-        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
-        if (flags == int8_scales_flag) return bits >= 4 && bits <= 6 && has_group && group > 0;
-        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
-    }
-    bool operator==(const MatrixFormat&) const = default;
-};
-
-// "4 bits in groups of 64, 2:4 sparse"
-inline std::string format_text(const MatrixFormat& f) {
-    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
-    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
-           (f.has_table() ? ", by table" : "") + (f.sparse() ? ", 2:4 sparse" : "");
-}
-
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
 inline bool fast_check_mask(const uint8_t*) { return false; }
-// ---- end of formats of few bits --------------------------------------------
+// ---- end of fp16 -----------------------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Operations: on pointers and numbers, then on the rows of all tokens
@@ -584,107 +552,40 @@ const std::vector<const char*> no_value{"no", "yes"};
 
 #endif  // ENGINE
 
-// ----------------------------------------------------------------------------
-// What the header says besides a model's usual numbers: docs/moe.md
-
-// How a matrix is stored.
-enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2, ladder = 3 };
-struct WeightFormat {
-    WeightKind kind = WeightKind::a8w8;
-    int group = 0;  // weights of a row that share a scale, 0: the whole row; of the ladder, activations
-
-    bool is_ladder() const { return kind == WeightKind::ladder; }
-};
-
-// Of the ladder each of these kinds of matrix has a format, in the order of the header: q, k, v and o are of
-// attn, gate, up and down of dense layers of ffn, experts' are of the next two.
-constexpr const char* ladder_kinds[] = {"embed", "attn", "ffn", "gate_up_proj", "down_proj", "classifier"};
-
-struct MoeConfig {
-    WeightFormat expert_format;
-    std::array<MatrixFormat, std::size(ladder_kinds)> ladder;
-    bool pure = false;              // other matrices are stored as experts are, not in A8W8 (export --pure)
-    int n_experts = 0;              // of each layer that has any
-    int n_active = 0;               // experts that a token goes to
-    int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
-    bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
-    std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
-
-    // The format of all matrices but the experts'.
-    WeightFormat other_format() const {
-        return pure || expert_format.is_ladder() ? expert_format : WeightFormat{};
-    }
-};
-
-struct Config : ModelConfig {
-    MoeConfig moe;
-
-    // Whether the feed-forward block of layer l is a mixture of experts.
-    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
-};
-
-// ----------------------------------------------------------------------------
-// MXFP8: 8-bit floats in blocks, each under one power of two (OCP Microscaling Formats 1.0). Elements are
-// E4M3: a sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN, and there is no
-// infinity. A scale is E8M0. Files have both as they are here, and golden/mx.py is the reference
-
-// lift e4m3_value
-// The number that an element is.
-inline float e4m3_value(uint8_t code) {
-    const int exponent = code >> 3 & 15, mantissa = code & 7;
-    float value = std::ldexp(float(exponent == 0 ? mantissa : 8 + mantissa), std::max(exponent, 1) - 10);
-    if ((code & 0x7f) == 0x7f) value = NAN;
-    return code & 0x80 ? -value : value;
-}
-
-// lift e4m3_code
-// The element nearest to x, halves to even; beyond the largest, 448, the largest; 0x7f for NaN.
-inline uint8_t e4m3_code(float x) {
-    if (std::isnan(x)) return 0x7f;
-    const float magnitude = std::min(std::fabs(x), 448.0f);
-    const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);  // -6: of the subnormals, too
-    // In steps of 2^(exponent - 3): 8 to 16, or 0 to 8 for subnormals. 16 is the next exponent's 8.
-    const int steps = int(std::nearbyintf(std::ldexp(magnitude, 3 - exponent)));
-    const int code = std::min(steps + (exponent + 6) * 8, 0x7e);
-    return uint8_t(code | (std::signbit(x) ? 0x80 : 0));
-}
-
-// lift e8m0_value
-// The number that a scale is: 2^(code - 127), and NaN for 255.
-inline float e8m0_value(uint8_t code) {
-    if (code == 255) return NAN;
-    return std::ldexp(1.0f, code - 127);
-}
-
-// The same of all 256 codes.
-std::array<float, 256> values_of_bytes(float (*value)(uint8_t)) {
-    std::array<float, 256> all;
-    for (size_t code = 0; code < 256; code++) all[code] = value(uint8_t(code));
-    return all;
-}
-const auto e4m3_values = values_of_bytes(e4m3_value), e8m0_values = values_of_bytes(e8m0_value);
-
-// lift quantize_mx_block
-// codes (n,) of a block x (n,), and its scale, which is returned: 2^(floor(log2(max|x|)) - 8), at least
-// 2^-127; 8 is the exponent of the largest element. With a NaN in it, all of the block is NaN.
-inline uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
-    float amax = 0;
-    bool has_nan = false;
-    for (int i = 0; i < n; i++) {
-        amax = std::max(amax, std::fabs(x[i]));
-        has_nan = has_nan || std::isnan(x[i]);
-    }
-    int shared = -127;
-    if (amax > 0) shared = std::max(shared, (std::isinf(amax) ? 128 : std::ilogb(amax)) - 8);
-    for (int i = 0; i < n; i++) {
-        const bool is_beside_nan = has_nan && !std::isnan(x[i]);
-        codes[i] = e4m3_code(is_beside_nan ? std::copysign(0.0f, x[i]) : std::ldexp(x[i], -shared));
-    }
-    return has_nan ? 255 : uint8_t(shared + 127);
-}
-
 // ---- section matrices of few bits ------------------------------------------
 // The arithmetic of matrices in 2 to 8 bits. fast_quantize and fast_matmul are the engine's forms of it
+
+// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
+struct MatrixFormat {
+    uint8_t bits = 0;    // of a code: 2, 4, 5, 6 or 8
+    uint8_t flags = 0;   // the sum of those below
+    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
+
+    static constexpr uint8_t sparse_flag = 1;       // two of each four weights are 0 and not stored
+    static constexpr uint8_t two_level_flag = 2;    // groups have 4-bit scales under one fp32 scale per row
+    static constexpr uint8_t int8_scales_flag = 4;  // int8 ones, and of 4 and 5 bits a table of values
+
+    bool sparse() const { return (flags & sparse_flag) != 0; }
+    bool two_level() const { return (flags & two_level_flag) != 0; }
+    bool int8_scales() const { return (flags & int8_scales_flag) != 0; }
+    bool has_table() const { return int8_scales() && bits <= 5; }
+    // Whether there is such a format.
+    bool known() const {
+        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
+        if (flags == two_level_flag) return bits == 2 && group == 64;
+        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        if (flags == int8_scales_flag) return bits >= 4 && bits <= 6 && has_group && group > 0;
+        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
+    }
+    bool operator==(const MatrixFormat&) const = default;
+};
+
+// "4 bits in groups of 64, 2:4 sparse"
+inline std::string format_text(const MatrixFormat& f) {
+    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
+    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
+           (f.has_table() ? ", by table" : "") + (f.sparse() ? ", 2:4 sparse" : "");
+}
 
 // A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
 // group:
@@ -793,6 +694,105 @@ inline float quantize_group(int8_t* codes, const float* x, int group_size) {
     return inv > 0 ? amax / 127.0f : 0.0f;
 }
 // ---- end of matrices of few bits -------------------------------------------
+
+// ----------------------------------------------------------------------------
+// What the header says besides a model's usual numbers: docs/moe.md
+
+// How a matrix is stored.
+enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2, ladder = 3 };
+struct WeightFormat {
+    WeightKind kind = WeightKind::a8w8;
+    int group = 0;  // weights of a row that share a scale, 0: the whole row; of the ladder, activations
+
+    bool is_ladder() const { return kind == WeightKind::ladder; }
+};
+
+// Of the ladder each of these kinds of matrix has a format, in the order of the header: q, k, v and o are of
+// attn, gate, up and down of dense layers of ffn, experts' are of the next two.
+constexpr const char* ladder_kinds[] = {"embed", "attn", "ffn", "gate_up_proj", "down_proj", "classifier"};
+
+struct MoeConfig {
+    WeightFormat expert_format;
+    std::array<MatrixFormat, std::size(ladder_kinds)> ladder;
+    bool pure = false;              // other matrices are stored as experts are, not in A8W8 (export --pure)
+    int n_experts = 0;              // of each layer that has any
+    int n_active = 0;               // experts that a token goes to
+    int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
+    bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
+    std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
+
+    // The format of all matrices but the experts'.
+    WeightFormat other_format() const {
+        return pure || expert_format.is_ladder() ? expert_format : WeightFormat{};
+    }
+};
+
+struct Config : ModelConfig {
+    MoeConfig moe;
+
+    // Whether the feed-forward block of layer l is a mixture of experts.
+    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
+};
+
+// ----------------------------------------------------------------------------
+// MXFP8: 8-bit floats in blocks, each under one power of two (OCP Microscaling Formats 1.0). Elements are
+// E4M3: a sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN, and there is no
+// infinity. A scale is E8M0. Files have both as they are here, and golden/mx.py is the reference
+
+// lift e4m3_value
+// The number that an element is.
+inline float e4m3_value(uint8_t code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = std::ldexp(float(exponent == 0 ? mantissa : 8 + mantissa), std::max(exponent, 1) - 10);
+    if ((code & 0x7f) == 0x7f) value = NAN;
+    return code & 0x80 ? -value : value;
+}
+
+// lift e4m3_code
+// The element nearest to x, halves to even; beyond the largest, 448, the largest; 0x7f for NaN.
+inline uint8_t e4m3_code(float x) {
+    if (std::isnan(x)) return 0x7f;
+    const float magnitude = std::min(std::fabs(x), 448.0f);
+    const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);  // -6: of the subnormals, too
+    // In steps of 2^(exponent - 3): 8 to 16, or 0 to 8 for subnormals. 16 is the next exponent's 8.
+    const int steps = int(std::nearbyintf(std::ldexp(magnitude, 3 - exponent)));
+    const int code = std::min(steps + (exponent + 6) * 8, 0x7e);
+    return uint8_t(code | (std::signbit(x) ? 0x80 : 0));
+}
+
+// lift e8m0_value
+// The number that a scale is: 2^(code - 127), and NaN for 255.
+inline float e8m0_value(uint8_t code) {
+    if (code == 255) return NAN;
+    return std::ldexp(1.0f, code - 127);
+}
+
+// The same of all 256 codes.
+std::array<float, 256> values_of_bytes(float (*value)(uint8_t)) {
+    std::array<float, 256> all;
+    for (size_t code = 0; code < 256; code++) all[code] = value(uint8_t(code));
+    return all;
+}
+const auto e4m3_values = values_of_bytes(e4m3_value), e8m0_values = values_of_bytes(e8m0_value);
+
+// lift quantize_mx_block
+// codes (n,) of a block x (n,), and its scale, which is returned: 2^(floor(log2(max|x|)) - 8), at least
+// 2^-127; 8 is the exponent of the largest element. With a NaN in it, all of the block is NaN.
+inline uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
+    float amax = 0;
+    bool has_nan = false;
+    for (int i = 0; i < n; i++) {
+        amax = std::max(amax, std::fabs(x[i]));
+        has_nan = has_nan || std::isnan(x[i]);
+    }
+    int shared = -127;
+    if (amax > 0) shared = std::max(shared, (std::isinf(amax) ? 128 : std::ilogb(amax)) - 8);
+    for (int i = 0; i < n; i++) {
+        const bool is_beside_nan = has_nan && !std::isnan(x[i]);
+        codes[i] = e4m3_code(is_beside_nan ? std::copysign(0.0f, x[i]) : std::ldexp(x[i], -shared));
+    }
+    return has_nan ? 255 : uint8_t(shared + 127);
+}
 
 // ----------------------------------------------------------------------------
 // Quantizing what matrices are multiplied by: to int8 with one scale a row or a group, or to MXFP8
@@ -2100,6 +2100,7 @@ inline Options parse_options(int argc, char** argv) {
     };
     options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
+        o.ids.clear();
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
     };

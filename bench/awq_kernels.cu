@@ -29,8 +29,8 @@
 
 #include "bench/awq_harness.cuh"
 #include "engine/app/options.h"
-#include "engine/gpu/bandwidth.h"
-#include "engine/os/process.h"
+#include "engine/gpu/device.h"
+#include "engine/os/system.h"
 
 // ----------------------------------------------------------------------------
 // Time

@@ -230,8 +230,7 @@ inline void run_fma_gemv(const half* x, const AwqProducts& products) {
 // As --matmul fused does.
 inline void run_chosen(RungMemory& s, const half* x, int n_tokens, const AwqProducts& products) {
 #ifdef HAVE_CUBLAS
-    if (choose_kernel(Matmul::fused, false, n_tokens) == AwqKernel::expand_cublas)
-        return run_expand_cublas(s.expanded.get(), x, n_tokens, products);
+    if (takes_cublas(Matmul::fused, n_tokens)) return run_cublas(s.expanded.get(), x, n_tokens, products);
 #endif
     run_fused(s.scratch(), x, n_tokens, products);
 }
@@ -268,9 +267,9 @@ inline std::vector<Rung> all_rungs() {
     };
 #ifdef HAVE_CUBLAS
     rungs.push_back({"dequantize + cuBLAS", Result::fp32, WeightsRead::int4, 1, any, always,
-                     [](S s, X x, int n, P p) { run_expand_cublas(s.expanded.get(), x, n, p); }});
+                     [](S s, X x, int n, P p) { run_cublas(s.expanded.get(), x, n, p); }});
     rungs.push_back({"fp16 cuBLAS", Result::fp32, WeightsRead::fp16, 1, any, always,
-                     [](S, X x, int n, P p) { run_fp16_cublas(x, n, p); }});
+                     [](S, X x, int n, P p) { run_cublas(nullptr, x, n, p); }});
 #endif
     return rungs;
 }

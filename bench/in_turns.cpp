@@ -17,7 +17,6 @@
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/machine.h"
 #include "engine/os/memory.h"
 #include "engine/os/threads.h"
 

@@ -22,7 +22,7 @@
 #include "engine/cpu/instructions.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/vector.h"
-#include "engine/os/machine.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
 
 namespace {

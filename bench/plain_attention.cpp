@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/cpu/kv_cache.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 #include "engine/os/threads.h"
 
 namespace plain {

@@ -1,7 +1,6 @@
 // A back end in plain loops, for matrices of 8 bits with a scale per row: see docs/backends.md.
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/backend/quant_gemm.h"
 
@@ -34,16 +33,6 @@ static int32_t load(void* context, const QuantGemmMatrix* w, int32_t in_place, v
     if (m == NULL) return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
     m->w = *w, m->next = first->next, first->next = m, *matrix = &m->w;
     return (void)in_place, QUANT_GEMM_OK;
-}
-
-// Memory is the program's own, so that it needs none of these; but they have to be there.
-static int32_t allocate(void* context, void** memory, size_t n_bytes) {
-    (void)context, *memory = malloc(n_bytes);
-    return *memory != NULL || n_bytes == 0 ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
-}
-static void release(void* context, void* memory) { (void)context, free(memory); }
-static int32_t copy(void* context, void* to, const void* from, size_t n_bytes) {
-    return (void)context, memcpy(to, from, n_bytes), QUANT_GEMM_OK;
 }
 
 static int32_t quantize(void* context, const QuantGemmRows* rows, const float* values) {
@@ -86,7 +75,8 @@ static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmPr
     return (void)context, QUANT_GEMM_OK;
 }
 
+// Memory is the program's own, so that four functions need not be there.
 static const QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,       "example", rank, open_it,  close_it, accepts,   load,
-    allocate,           release, copy,      copy, quantize, multiply, error_text};
+    QUANT_GEMM_VERSION, 1,        "example", rank, open_it, close_it, accepts, load, NULL, NULL, NULL, NULL,
+    quantize,           multiply, error_text};
 const QuantGemmBackend* quant_gemm_backend(void) { return &backend; }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "engine/cpu_model.h"
@@ -13,9 +12,7 @@
 // Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
 // fit.
 inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
-    auto m = load_transformer(options, trace);
-    const char* kernel = kernel_name(*m);
-    return std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, kernel);
+    return std::make_unique<CpuModel<Transformer>>(options, trace);
 }
 
 // All options that other programs may not have.

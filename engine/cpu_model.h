@@ -22,8 +22,7 @@
 template <class T>
 const char* kernel_name(const T& m) {
     if constexpr (requires { kernel_group(m.weights.classifier); }) {
-        const int group = kernel_group(m.weights.classifier);
-        return group > 0 ? int8_kernel_name(group) : "portable";
+        return int8_kernel_name(kernel_group(m.weights.classifier));
     } else if constexpr (requires { multiplied(m.weights); }) {
         // With a scale a row, rows of different lengths may take different paths: the name is that of the
         // model's width.
@@ -81,8 +80,7 @@ std::unique_ptr<T> load_transformer(const Options& options, Trace* trace, bool p
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
         if constexpr (requires { multiplied(m->weights)[0]->packed; })
             if (packs && packs_weights(m->file, options))
-                for (auto* w : multiplied(m->weights))
-                    if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
+                for (auto* w : multiplied(m->weights)) w->packed = m->packed.add(view_of(*w));
         return m;
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
@@ -94,14 +92,12 @@ template <class T>
 struct CpuModel : Model {
     std::unique_ptr<T> m;
 
-    // kernel_in_use: what quantizes and multiplies.
-    CpuModel(std::unique_ptr<T> loaded, const Options& options, Trace* trace,
-             const std::string& kernel_in_use)
-        : m(std::move(loaded)) {
-        kernel = kernel_in_use;
+    // As load_transformer().
+    CpuModel(const Options& options, Trace* trace, bool packs = true)
+        : m(load_transformer<T>(options, trace, packs)) {
+        kernel = kernel_name(*m);
         describe(*this, m->file, m->weights.file, m->state.cache.format());
         scheme = scheme_text(m->file.config);
-        phases = &phase_seconds;
         max_chunk = ::max_chunk;
         kv_page = decltype(m->state.cache)::page;
         if constexpr (requires { m->state.int8_attention; }) {
@@ -111,11 +107,8 @@ struct CpuModel : Model {
             }
         }
         const auto memory = [&](int n_positions) {
-            uint64_t n_bytes = 0;
-            for (const MemoryPart& part :
-                 cpu_memory<RunState>(m->file, options, trace != nullptr, max_chunk, n_positions))
-                n_bytes += part.bytes;
-            return n_bytes;
+            return check_memory(
+                cpu_memory<RunState>(m->file, options, trace != nullptr, max_chunk, n_positions), no_limit);
         };
         bytes_per_position = memory(1) - memory(0);
         memory_bytes = m->weights.file.bytes_in_use(config) + memory(context_length(options, config));

@@ -28,33 +28,43 @@
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
 #include "engine/model/tensors.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 #include "engine/os/threads.h"
 
 // The choices of an option that is given without a value.
 const std::vector<const char*> no_value;
 
-// quantize() of all rows by the best instructions of this build, under a fixed scale if that is not null.
-// False if it has none for such rows.
+// x (n_cols,) becomes row t of `out`, by the best instructions of this build, under a fixed scale if that is
+// not null. False if it has none for such rows.
+inline bool fast_quantize(Int8Rows& out, int t, const float* x, const float* fixed_scale = nullptr) {
+    if (!int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x, out.n_cols, out.group_size,
+                       fixed_scale))
+        return false;
+    keep_nan(out, t, x);
+    return true;
+}
+// quantize() of all rows, likewise.
 inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
     if (out.kernels != nullptr) return out.kernels->quantize(out, x, group_size), true;
     out.resize(x.n_rows, x.n_cols, group_size);
-    const auto quantize_row = [&](int t) {
-        const bool is_done = int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t),
-                                           x.n_cols, group_size, fixed_scale);
-        if (is_done) keep_nan(out, t, x.row(t));
-        return is_done;
-    };
-    if (x.n_rows > 0 && !quantize_row(0)) return false;  // nor will the others
-    parallel_for(x.n_rows - 1, [&](int i) { quantize_row(i + 1); });
+    if (x.n_rows > 0 && !fast_quantize(out, 0, x.row(0), fixed_scale)) return false;  // nor will the others
+    parallel_for(x.n_rows - 1, [&](int i) { fast_quantize(out, i + 1, x.row(i + 1), fixed_scale); });
     return true;
 }
 
-// matmul() likewise. Sets n_rows of every `out` in any case.
+// matmul() likewise, of a list of MatrixProduct, each with view_of(), and `packed`. Sets n_rows of every
+// `out` in any case.
 template <class Products>
 bool fast_matmul(const Int8Rows& x, const Products& products) {
     const Stopwatch time(phase_seconds.matmul);
-    return quant_matmul(x, products);
+    std::vector<QuantProduct> list;
+    for (const auto& p : products) {
+        p.out.n_rows = x.n_rows;
+        list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
+    }
+    if (x.kernels == nullptr) return quant_matmul(x.view(), list);
+    x.kernels->multiply(list);
+    return true;
 }
 
 // A program need not look at a mask where it finds it: check_masks() (cpu_model.h) comes later, if at all.

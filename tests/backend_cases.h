@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -12,16 +14,37 @@
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 
+// The functions of a back end. Where memory is the program's own, those for memory are this one's.
+inline QuantGemmBackend with_memory(QuantGemmBackend api) {
+    if (api.host_memory == 0) return api;
+    api.allocate = [](void*, void** memory, size_t n_bytes) -> int32_t {
+        *memory = std::malloc(n_bytes);
+        return *memory != nullptr ? QUANT_GEMM_OK : QUANT_GEMM_NO_MEMORY;
+    };
+    api.release = [](void*, void* memory) { std::free(memory); };
+    api.upload = api.download = [](void*, void* to, const void* from, size_t n_bytes) -> int32_t {
+        std::memcpy(to, from, n_bytes);
+        return QUANT_GEMM_OK;
+    };
+    return api;
+}
+
 // An open back end, and the memory that it gave.
 struct Opened {
-    const QuantGemmBackend* api;
+    const QuantGemmBackend functions;
+    const QuantGemmBackend* const api = &functions;
     void* context = nullptr;
     std::vector<void*> memory;
 
-    explicit Opened(const QuantGemmBackend* a) : api(a) {
+    explicit Opened(const QuantGemmBackend* a) : functions(with_memory(*a)) {
         REQUIRE(api->open(&context, run_loop) == QUANT_GEMM_OK);
     }
-    ~Opened() { api->close(context); }
+    ~Opened() {
+        if (api->host_memory != 0) release();  // otherwise it goes with the context
+        api->close(context);
+    }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
     void release() {
         for (void* m : memory) api->release(context, m);
         memory.clear();

@@ -11,7 +11,7 @@
 TEST_CASE("the kernels of the GPU's back end: every access is inside, no two threads race") {
     Opened b(quant_gemm_backend());
     std::mt19937 rng(6);
-    for (const MatrixFormat& f : all_formats()) {
+    for (const LowbitFormat& f : all_formats()) {
         for (const int n_cols : {192, 384}) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
             for (const int group_size : group_sizes(f)) {

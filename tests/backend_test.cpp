@@ -95,7 +95,7 @@ TEST_CASE("back ends: each function that has to be there is missed, by its name"
 TEST_CASE("back ends: the accumulators of every format are exact, for few tokens and many") {
     for_each_backend([](Opened& b) {
         std::mt19937 rng(3);
-        for (const MatrixFormat& f : all_formats()) {
+        for (const LowbitFormat& f : all_formats()) {
             for (const int n_cols : {64, 192, 320, 448, 1152}) {
                 if (f.group > 0 && n_cols % f.group != 0) continue;
                 for (const int group_size : group_sizes(f)) {
@@ -124,7 +124,7 @@ TEST_CASE("back ends: the accumulators of every format are exact, for few tokens
 TEST_CASE("back ends: outputs with any scales are close") {
     for_each_backend([](Opened& b) {
         std::mt19937 rng(4);
-        for (const MatrixFormat& f : all_formats()) {
+        for (const LowbitFormat& f : all_formats()) {
             const int n_cols = 576 + 64 * (f.group == 128), group_size = group_sizes(f).back();
             for (const int n_tokens : {1, 17}) {
                 CAPTURE(format_text(f));

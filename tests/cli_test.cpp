@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "engine/app/chat.h"
-#include "engine/app/generate.h"
 #include "engine/app/measure.h"
 #include "engine/app/model.h"
 #include "engine/app/sampler.h"
 #include "engine/app/session.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 #include "safetensors.h"
 #include "section.h"
 #include "table_model.h"
@@ -403,7 +402,7 @@ TEST_CASE("cli: the context is the model's, at most 4096, or what --ctx says") {
 // Sampling
 
 TEST_CASE("sampler: temperature 0 takes the first of the largest") {
-    Sampler s(0, 0, 1, 1);
+    Sampler s = sampler_of(0, 0, 1, 1);
     const std::vector<float> logits = {-3, 2, 7, 7, 1};
     CHECK(s.sample(logits) == 2);
     CHECK(argmax(std::vector<float>{qnan, -1, qnan, -0.5f, qnan}) == 3);
@@ -493,14 +492,14 @@ TEST_CASE("sampler: draws from what the temperature and the cuts leave") {
         CAPTURE(c.temperature);
         CAPTURE(c.top_k);
         CAPTURE(c.top_p);
-        Sampler s(c.temperature, c.top_k, c.top_p, 12345);
+        Sampler s = sampler_of(c.temperature, c.top_k, c.top_p, 12345);
         const std::vector<double> expected = normalized(c.expected), f = frequencies(s, logs(p), 20000);
         for (size_t i = 0; i < p.size(); i++) CHECK((f[i] > 0) == (expected[i] > 0));
         // 22.5 is passed by chance once in a thousand times with 6 degrees of freedom; the seed is fixed.
         CHECK(chi_square(f, expected) < 22.5);
     }
     // What the most probable have together may be top_p to the bit: the next is out.
-    Sampler half(1, 0, 0.5f, 1);
+    Sampler half = sampler_of(1, 0, 0.5f, 1);
     for (int i = 0; i < 100; i++) CHECK(half.sample(std::vector<float>{0, 0}) == 0);
 }
 
@@ -520,7 +519,7 @@ TEST_CASE("sampler: the cuts agree with a sort on a large vocabulary") {
         for (double mass = 0; mass < top_p * total; n++) mass -= sorted[n].first;
         std::vector<bool> kept(logits.size());
         for (size_t i = 0; i < n; i++) kept[static_cast<size_t>(sorted[i].second)] = true;
-        Sampler s(1, 0, static_cast<float>(top_p), 9);
+        Sampler s = sampler_of(1, 0, static_cast<float>(top_p), 9);
         size_t wrong = 0;
         for (int i = 0; i < 2000; i++) wrong += kept[static_cast<size_t>(s.sample(logits))] ? 0 : 1;
         CAPTURE(top_p);
@@ -541,12 +540,12 @@ TEST_CASE("sampler: penalty, temperature and cuts as the logits processors of tr
     for (size_t i = 0; i < n_rows; i++) {
         CAPTURE(i);
         const auto set = row(all_settings, i), logits = row(all_logits, i), p = row(all_probabilities, i);
-        Sampler s(set[0], static_cast<int>(set[1]), set[2], 7, set[3], set[4]);
+        Sampler s = sampler_of(set[0], static_cast<int>(set[1]), set[2], 7, set[3], set[4]);
         const int id = s.sample(logits, row(all_seen, i));
         REQUIRE((id >= 0 && id < static_cast<int>(p.size())));
         CHECK(p[static_cast<size_t>(id)] > 0);
         if (set[0] == 0) continue;  // greedy: one token has all the probability
-        const std::span<const float> w = s.weights();
+        const std::span<const float> w = s.weights;
         double total = 0;
         for (const float x : w) total += x;
         REQUIRE(w.size() == p.size());
@@ -560,7 +559,7 @@ TEST_CASE("sampler: penalty, temperature and cuts as the logits processors of tr
 TEST_CASE("sampler: a penalty moves each token once, and an infinite logit stays one") {
     const std::vector<float> logits = {4, 3, -1, -2, inf, -inf};
     const auto best_of = [&](std::vector<float> values, std::vector<int> seen, float penalty) {
-        Sampler s(0, 0, 1, 1, 0, penalty);
+        Sampler s = sampler_of(0, 0, 1, 1, 0, penalty);
         CHECK_FALSE(s.greedy());
         return s.sample(values, seen);
     };
@@ -573,14 +572,14 @@ TEST_CASE("sampler: a penalty moves each token once, and an infinite logit stays
     CHECK(best_of(logits, {4, 5}, 2) == 4);
     CHECK(best_of({qnan, -inf, -5}, {0, 1, 2}, 2) == 2);
     CHECK(best_of({4, 3}, {}, 1.5f) == 0);
-    CHECK(Sampler(0, 0, 1, 1).greedy());
-    CHECK(Sampler(0, 0, 1, 1, 0.5f).greedy());
-    CHECK_FALSE(Sampler(1, 0, 1, 1).greedy());
+    CHECK(sampler_of(0, 0, 1, 1).greedy());
+    CHECK(sampler_of(0, 0, 1, 1, 0.5f).greedy());
+    CHECK_FALSE(sampler_of(1, 0, 1, 1).greedy());
 }
 
 TEST_CASE("sampler: the seed fixes the sequence") {
     const std::vector<float> logits(1000, 0.0f);
-    Sampler a(1, 0, 1, 42), b(1, 0, 1, 42), c(1, 0, 1, 43);
+    Sampler a = sampler_of(1, 0, 1, 42), b = a, c = sampler_of(1, 0, 1, 43);
     std::vector<int> x, y, z;
     for (int i = 0; i < 20; i++) {
         x.push_back(a.sample(logits));
@@ -591,14 +590,14 @@ TEST_CASE("sampler: the seed fixes the sequence") {
     CHECK(x != z);
     // mt19937_64's first number for its default seed, 5489, is 14514284786278117030 (C++ standard, Table
     // "rand.predef" fixes the sequence): 0.78682... of the range.
-    Sampler d(1, 0, 1, 5489);
+    Sampler d = sampler_of(1, 0, 1, 5489);
     CHECK(d.sample(logits) == 786);
 }
 
 TEST_CASE("sampler: NaN and infinities never draw anything impossible") {
     for (const auto& [k, p] :
          {std::pair(0, 1.0f), std::pair(2, 1.0f), std::pair(0, 0.9f), std::pair(3, 0.5f)}) {
-        Sampler s(1, k, p, 3, 0.01f);
+        Sampler s = sampler_of(1, k, p, 3, 0.01f);
         for (int i = 0; i < 200; i++) {
             CHECK(s.sample(std::vector<float>{qnan, qnan, qnan}) == 0);
             CHECK(s.sample(std::vector<float>{-inf, -inf}) == 0);
@@ -610,7 +609,7 @@ TEST_CASE("sampler: NaN and infinities never draw anything impossible") {
             CHECK(s.sample(std::vector<float>{5}) == 0);
         }
     }
-    Sampler cold(std::numeric_limits<float>::denorm_min(), 0, 0.9f, 3);
+    Sampler cold = sampler_of(std::numeric_limits<float>::denorm_min(), 0, 0.9f, 3);
     CHECK(cold.sample(std::vector<float>{1, 2, 1.9999f}) == 1);
 }
 
@@ -667,16 +666,16 @@ TEST_CASE("generate: stops at its number of tokens and at the end of the context
 
 TEST_CASE("lookup: what followed the last three tokens, or two, at the last place where they stood before") {
     const std::vector<int> ids = {1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 1, 2, 3};
-    CHECK(Lookup(8).guess(ids, 8) == std::vector<int>{4, 9});  // 1 2 3, not 2 3; two at first
-    CHECK(Lookup(1).guess(ids, 8) == std::vector<int>{4});
-    CHECK(Lookup(8).guess(ids, 1) == std::vector<int>{4});
-    CHECK(Lookup(8).guess(ids, 0).empty());
-    CHECK(Lookup(0).guess(ids, 8).empty());
-    CHECK(Lookup(8).guess(std::span(ids).subspan(1), 8) == std::vector<int>{5, 6});  // 2 3, the last of two
-    CHECK(Lookup(8).guess(std::vector<int>{1, 2}, 8).empty());
-    CHECK(Lookup(8).guess(std::vector<int>{4, 4, 4}, 8) == std::vector<int>{4});  // no further than the text
+    CHECK(Lookup{8}.guess(ids, 8) == std::vector<int>{4, 9});  // 1 2 3, not 2 3; two at first
+    CHECK(Lookup{1}.guess(ids, 8) == std::vector<int>{4});
+    CHECK(Lookup{8}.guess(ids, 1) == std::vector<int>{4});
+    CHECK(Lookup{8}.guess(ids, 0).empty());
+    CHECK(Lookup{0}.guess(ids, 8).empty());
+    CHECK(Lookup{8}.guess(std::span(ids).subspan(1), 8) == std::vector<int>{5, 6});  // 2 3, the last of two
+    CHECK(Lookup{8}.guess(std::vector<int>{1, 2}, 8).empty());
+    CHECK(Lookup{8}.guess(std::vector<int>{4, 4, 4}, 8) == std::vector<int>{4});  // no further than the text
 
-    Lookup lookup(7);
+    Lookup lookup{7};
     const std::vector<int> cycle = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9};
     auto length = [&] { return lookup.guess(cycle, 99).size(); };
     lookup.judge(2, 2);
@@ -705,8 +704,8 @@ TEST_CASE("lookup: the same text in fewer passes, greedy and drawn") {
             table.fed.clear();
             TableModel model = table.model();
             model.config.eos_ids = {eos};
-            Session s{model, Sampler(temperature, 0, 1, uint64_t(round), 0, penalty), 40, max_new,
-                      Lookup(most)};
+            Session s{model, sampler_of(temperature, 0, 1, uint64_t(round), 0, penalty), 40, max_new,
+                      Lookup{size_t(most)}};
             std::vector<int> ids = {1, 2, 3}, emitted;
             generate(s, ids, [&](int id) { emitted.push_back(id); });
             CHECK(std::equal(emitted.begin(), emitted.end(), ids.begin() + 3, ids.end()));
@@ -779,7 +778,7 @@ TEST_CASE(
             picked++;
             return argmax(model.forward(tokens, pos, 1));
         };
-        Session s{model, Sampler(0, 0, 1, 0, 0, penalty), 64};
+        Session s{model, sampler_of(0, 0, 1, 0, 0, penalty), 64};
         std::vector<int> ids = {3, 0, 1};
         generate(s, ids, [](int) {});
         CHECK((picked > 0) == (penalty == 1));
@@ -801,7 +800,7 @@ TEST_CASE("generate: logits that are not finite end it, behind the text and with
                     const auto logits = model.forward(tokens, pos, 1);
                     return all_finite(logits.data(), logits.size()) ? argmax(logits) : -1;
                 };
-            Session s{model, Sampler(0, 0, 1, 0), 64};
+            Session s{model, sampler_of(0, 0, 1, 0), 64};
             std::vector<int> ids = {0}, said;
             const auto run = [&] { generate(s, ids, [&](int id) { said.push_back(id); }); };
             CHECK_THROWS_WITH_AS(run(), "position 2: the logits are not finite", NotFinite);
@@ -828,7 +827,7 @@ TEST_CASE("generate: a penalty with a window counts the last of the new tokens a
         {2, {0, 1, 0, 6, 7}},         {1, {0, 1, 0, 1, 0, 1, 0}}, {0, {0, 1, 0, 1, 0, 1, 0}},
     };
     const auto answer = [&](std::optional<size_t> window, int max_new, float penalty) {
-        Session s{model, Sampler(0, 0, 1, 0, 0, penalty), 64, max_new};
+        Session s{model, sampler_of(0, 0, 1, 0, 0, penalty), 64, max_new};
         s.penalty_window = window;
         Ids ids = {0};
         generate(s, ids, [](int) {});
@@ -1281,12 +1280,15 @@ TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer 
 // ----------------------------------------------------------------------------
 // Perplexity and speed
 
-NextIds ids_of(std::vector<int> ids) {
-    return [ids = std::move(ids), at = size_t{0}](size_t n) mutable {
+struct GivenIds {
+    std::vector<int> ids;
+    size_t at = 0;
+
+    std::vector<int> next(size_t n) {
         const size_t begin = std::exchange(at, std::min(ids.size(), at + n));
-        return std::vector<int>(ids.begin() + ptrdiff_t(begin), ids.begin() + ptrdiff_t(at));
-    };
-}
+        return {ids.begin() + ptrdiff_t(begin), ids.begin() + ptrdiff_t(at)};
+    }
+};
 
 #ifndef NO_TOKENIZER
 TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whole") {
@@ -1327,9 +1329,15 @@ TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whol
     }
     CHECK(tokenizer.encode_beginning("ab ab\nabababababab", ids) == 5);
     CHECK(ids == std::vector<int>{int(ab), ' ', int(ab)});
-    for (const char* pattern : {"^a", "a$", "a\\b", "[^a]\\Z"}) CHECK(scan_pattern(pattern).anchored);
-    for (const char* pattern : {"", "[^a$]", "[\\]^]b", "\\^\\$", "\\\\b", "[\\b]"})
-        CHECK(!scan_pattern(pattern).anchored);
+    AnchoredRegex regex;
+    for (const char* pattern : {"^a", "a$", "a\\b", "[^a]\\Z"}) {
+        regex.compile(pattern, "pattern");
+        CHECK(regex.anchored);
+    }
+    for (const char* pattern : {"", "[^a$]", "[\\]^]b", "\\^\\$", "\\\\b", "[\\b]"}) {
+        regex.compile(pattern, "pattern");
+        CHECK(!regex.anchored);
+    }
 }
 #endif
 
@@ -1339,11 +1347,15 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     // After t: 5 for t + 1, 0 for the seven others.
     const double hit = std::log(std::exp(5.0) + 7) - 5, miss = hit + 5;
     std::vector<size_t> progress;
-    auto keep = [&](size_t n) { progress.push_back(n); };
+    const auto run = [&](std::vector<int> text, int bos_id, int context) {
+        Session s = greedy_session(model, context);
+        GivenIds given{std::move(text)};
+        return perplexity(s, given, bos_id, [&](size_t n) { progress.push_back(n); });
+    };
 
     // Without a BOS, windows of 4: (0 1 2 3) (4 0 1 2) (3 5), each without its first token.
     const std::vector<int> ids = {0, 1, 2, 3, 4, 0, 1, 2, 3, 5};
-    Perplexity p = perplexity(model, ids_of(ids), -1, 4, keep);
+    Perplexity p = run(ids, -1, 4);
     CHECK(p.n_scored == 7);
     CHECK(p.nll == doctest::Approx(5 * hit + 2 * miss).epsilon(1e-12));
     CHECK(p.value() == doctest::Approx(std::exp((5 * hit + 2 * miss) / 7)).epsilon(1e-12));
@@ -1353,7 +1365,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     // With BOS 2 in front, windows of 3 ids: 2(0 1 2) 2(3 4 0) 2(1 2 3) 2(5); all ten are scored.
     table.fed.clear();
     progress.clear();
-    p = perplexity(model, ids_of(ids), 2, 4, keep);
+    p = run(ids, 2, 4);
     CHECK(p.n_scored == 10);
     // hits: 0>1 1>2, 2>3 3>4, 1>2 2>3; misses: 2>0, 4>0, 2>1, 2>5
     CHECK(p.nll == doctest::Approx(6 * hit + 4 * miss).epsilon(1e-12));
@@ -1363,17 +1375,18 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
 
     // A window longer than max_chunk = 3 goes in chunks, at the right positions.
     table.fed.clear();
-    p = perplexity(model, ids_of(ids), -1, 64, keep);
+    p = run(ids, -1, 64);
     CHECK(p.n_scored == 9);
+    CHECK(p.n_ids == 10);
     CHECK(p.nll == doctest::Approx(7 * hit + 2 * miss).epsilon(1e-12));
     CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, 3}, {3, {3, 4, 0}, 3}, {6, {1, 2, 3}, 3}});
 
     // Nothing to score: no ids, one id without a BOS, a last window of one id, no room beside the BOS.
-    CHECK(perplexity(model, ids_of({}), 2, 4, keep).n_scored == 0);
-    CHECK(perplexity(model, ids_of(std::vector<int>{1}), -1, 4, keep).n_scored == 0);
-    CHECK(perplexity(model, ids_of(std::vector<int>{1, 2, 3}), -1, 2, keep).n_scored == 1);
-    CHECK(perplexity(model, ids_of(ids), 2, 1, keep).n_scored == 0);
-    CHECK(perplexity(model, ids_of(ids), -1, 1, keep).n_scored == 0);
+    CHECK(run({}, 2, 4).n_scored == 0);
+    CHECK(run({1}, -1, 4).n_scored == 0);
+    CHECK(run({1, 2, 3}, -1, 2).n_scored == 1);
+    CHECK(run(ids, 2, 1).n_scored == 0);
+    CHECK(run(ids, -1, 1).n_scored == 0);
 }
 
 TEST_CASE("perplexity: large logits neither overflow nor vanish") {

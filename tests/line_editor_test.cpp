@@ -17,7 +17,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 #include "own_folder.h"
 
 namespace fs = std::filesystem;
@@ -82,11 +82,9 @@ void choose_terminal(bool has_keys) { setenv("TERM", has_keys ? "xterm" : "dumb"
 
 [[maybe_unused]] const std::string paste_off = "\033[?2004l";
 
-bool is_open(std::string_view text) { return !text.ends_with("end"); }
-
 }  // namespace
 
-TEST_CASE("line editor: a line, several, and the end") {
+TEST_CASE("line editor: a line, an empty one, and the end") {
     for (const bool has_keys : {false, true}) {
         CAPTURE(has_keys);
         choose_terminal(has_keys);
@@ -94,16 +92,12 @@ TEST_CASE("line editor: a line, several, and the end") {
         LineEditor editor(pty.streams(), "", 1 << 16);
         std::string text;
         pty.type("one\n");
-        CHECK(editor.read(text, nullptr) == Typed::line);
+        CHECK(editor.read("> ", text) == Typed::line);
         CHECK(text == "one");
-        pty.type("a\n\nend\n");
-        CHECK(editor.read(text, is_open) == Typed::line);
-        CHECK(text == "a\n\nend");
-        pty.type("a\nb\n\x04");  // Ctrl-D keeps what there is
-        CHECK(editor.read(text, is_open) == Typed::line);
-        CHECK(text == "a\nb");
-        pty.type("\x04");
-        CHECK(editor.read(text, is_open) == Typed::end);
+        pty.type("\n\x04");
+        CHECK(editor.read(". ", text) == Typed::line);
+        CHECK(text == "");
+        CHECK(editor.read(". ", text) == Typed::end);
     }
 }
 
@@ -117,7 +111,7 @@ TEST_CASE("line editor: Ctrl-C is heard that came before the wait, or that anoth
         LineEditor editor(pty.streams(), "", 1 << 16);
         std::string text;
         std::raise(SIGINT);
-        CHECK(editor.read(text, nullptr) == Typed::ctrl_c);
+        CHECK(editor.read("> ", text) == Typed::ctrl_c);
         pty.shown_until("> ");
         interrupted = 0;
 
@@ -138,12 +132,12 @@ TEST_CASE("line editor: Ctrl-C is heard that came before the wait, or that anoth
             pthread_sigmask(SIG_UNBLOCK, &ctrl_c, nullptr);
             kill(getpid(), SIGINT);
         });
-        CHECK(editor.read(text, nullptr) == Typed::ctrl_c);
+        CHECK(editor.read("> ", text) == Typed::ctrl_c);
         other.join();
         pthread_sigmask(SIG_UNBLOCK, &ctrl_c, nullptr);
         interrupted = 0;
         pty.type("next\n");
-        CHECK(editor.read(text, nullptr) == Typed::line);
+        CHECK(editor.read("> ", text) == Typed::line);
         CHECK(text == "next");
     }
     std::signal(SIGINT, before);
@@ -162,7 +156,7 @@ TEST_CASE("line editor: the terminal shows nothing by itself, from the beginning
             CHECK_FALSE(pty.has(ICANON));
             CHECK(pty.has(ISIG));
             pty.type("a\n");
-            CHECK(editor.read(text, nullptr) == Typed::line);
+            CHECK(editor.read("> ", text) == Typed::line);
         }
     }
     CHECK(pty.is_as_at_first());
@@ -183,7 +177,7 @@ TEST_CASE("line editor: a signal that ends the program leaves the terminal as it
                 std::signal(signal, SIG_DFL);
                 LineEditor editor(pty.streams(), "", 1 << 16);
                 std::string text;
-                if (reads) editor.read(text, nullptr);
+                if (reads) editor.read("> ", text);
                 if (signal == SIGINT) std::raise(signal);  // which is only heard
                 std::raise(signal);
                 _exit(1);
@@ -216,7 +210,7 @@ TEST_CASE("line editor: a program that is stopped leaves the terminal as it was,
             std::string text;
             for (int i = 0; i < 2 && !reads; i++) std::raise(SIGTSTP);
             if (!reads) note(pty.stream, "> ");
-            editor.read(text, nullptr);
+            editor.read("> ", text);
             _exit(text == "typed" ? 7 : 1);
         }
         int status = 0;

@@ -5,12 +5,31 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/cpu/quant_matrix.h"
-#include "engine/model/matrix_format.h"
 #include "int8_cases.h"
+
+// How a matrix is stored, as a program's MatrixFormat says it.
+struct LowbitFormat {
+    uint8_t bits;    // of a code: 2, 4, 5, 6 or 8
+    uint8_t flags;   // one of those below, or 0
+    uint16_t group;  // weights along a row that share a scale; 0: the whole row
+
+    static constexpr uint8_t sparse_flag = 1, two_level_flag = 2, int8_scales_flag = 4;
+
+    bool sparse() const { return flags == sparse_flag; }
+    bool two_level() const { return flags == two_level_flag; }
+    bool int8_scales() const { return flags == int8_scales_flag; }
+    bool has_table() const { return int8_scales() && bits <= 5; }
+};
+
+inline std::string format_text(const LowbitFormat& f) {
+    return std::to_string(f.bits) + " bits, group " + std::to_string(f.group) + ", flags " +
+           std::to_string(f.flags);
+}
 
 // A matrix with its memory, and what it expands to.
 struct LowbitCase {
@@ -33,17 +52,17 @@ struct LowbitCase {
 };
 
 // Every format that a program runs.
-inline std::vector<MatrixFormat> all_formats() {
-    std::vector<MatrixFormat> all;
+inline std::vector<LowbitFormat> all_formats() {
+    std::vector<LowbitFormat> all;
     for (const uint8_t bits : {8, 4, 2}) {
         for (const uint16_t group : {0, 32, 64, 128}) all.push_back({bits, 0, group});
     }
-    all.push_back({2, MatrixFormat::two_level_flag, 64});
-    all.push_back({4, MatrixFormat::sparse_flag, 64});
-    all.push_back({4, MatrixFormat::sparse_flag, 128});
+    all.push_back({2, LowbitFormat::two_level_flag, 64});
+    all.push_back({4, LowbitFormat::sparse_flag, 64});
+    all.push_back({4, LowbitFormat::sparse_flag, 128});
     for (const uint8_t bits : {4, 5, 6})
         for (const uint16_t group : {32, 64, 128})
-            all.push_back({bits, MatrixFormat::int8_scales_flag, group});
+            all.push_back({bits, LowbitFormat::int8_scales_flag, group});
     return all;
 }
 
@@ -62,7 +81,7 @@ inline std::pair<int, int> place_of(int k, int n, int bits) {
 enum class LowbitFill { uniform, largest, smallest };  // of each code times -1, 0 or 1
 
 // `exact`: scales are small whole numbers, so that outputs are integers.
-inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int group_size, int n_rows,
+inline LowbitCase make_lowbit(std::mt19937& rng, const LowbitFormat& f, int group_size, int n_rows,
                               int n_cols, LowbitFill fill, bool exact) {
     auto below = [&](int n) { return int(rng() % unsigned(n)); };
     LowbitCase m;
@@ -148,7 +167,7 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
 }
 
 // The activations' group that goes with a format: a weight group is a whole number of them.
-inline std::vector<int> group_sizes(const MatrixFormat& f) {
+inline std::vector<int> group_sizes(const LowbitFormat& f) {
     if (f.group == 32) return {32};
     return {32, 64};
 }

@@ -134,7 +134,7 @@ TEST_CASE("half: rounded to nearest even, alike by the plain loop and by the ins
 
 TEST_CASE("expand: codes, zero points and scales of every format, whole rows and parts of them") {
     std::mt19937 rng(1);
-    for (const MatrixFormat& f : all_formats()) {
+    for (const LowbitFormat& f : all_formats()) {
         for (const int n_cols : widths) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
             for (const int group_size : group_sizes(f)) {
@@ -164,7 +164,7 @@ TEST_CASE("expand: codes, zero points and scales of every format, whole rows and
                     std::vector<int32_t> zeros(size_t(n_groups) + 1, 99);
                     expand_zeros(zeros.data(), w, i);
                     for (int g = 0; g < n_groups; g++)
-                        CHECK(zeros[size_t(g)] == weight_zero(w, i, g * group_size / w.group));
+                        CHECK(zeros[size_t(g)] == RowZeros(w, i)[g * group_size / w.group]);
                     CHECK(zeros.back() == 99);
                 }
             }
@@ -175,7 +175,7 @@ TEST_CASE("expand: codes, zero points and scales of every format, whole rows and
 TEST_CASE("expand: a sparse row whose mask has too many or too few ones reads nothing else") {
     std::mt19937 rng(2);
     LowbitCase m =
-        make_lowbit(rng, {4, MatrixFormat::sparse_flag, 64}, 64, 1, 320, LowbitFill::uniform, false);
+        make_lowbit(rng, {4, LowbitFormat::sparse_flag, 64}, 64, 1, 320, LowbitFill::uniform, false);
     for (const uint8_t bits : {0xff, 0x00, 0x0f, 0x81}) {
         std::fill(m.mask.begin(), m.mask.end(), bits);
         std::vector<int8_t> found(320);
@@ -187,7 +187,7 @@ TEST_CASE("expand: a sparse row whose mask has too many or too few ones reads no
 // With scales that are small whole numbers and halves an output is exact, and so is each accumulator.
 TEST_CASE("accumulators: every path gives the exact int32 for random and extreme codes of every format") {
     std::mt19937 rng(3);
-    for (const MatrixFormat& f : all_formats()) {
+    for (const LowbitFormat& f : all_formats()) {
         for (const int n_cols : widths) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
             for (const int group_size : group_sizes(f)) {
@@ -218,7 +218,7 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
 TEST_CASE("matmul: right, and the same bits by rows and by panels, for any number of threads and tokens") {
     std::mt19937 rng(4);
     const int n_threads = threads().size();
-    for (const MatrixFormat& f : all_formats()) {
+    for (const LowbitFormat& f : all_formats()) {
         for (const int n_cols : {128, 576, 1024, 2176}) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
             for (const int group_size : group_sizes(f)) {
@@ -273,7 +273,7 @@ TEST_CASE("matmul: one zero point for all is a table of it, by every path") {
         same.zeros = nullptr, same.zero_point = 8;
         const int size = m.shape.group_size;
         const Matrix x = filled_matrix(rng, uniform, true, 9, 384, size);
-        CHECK(weight_zero(same, 20, 384 / group - 1) == 8);
+        CHECK(RowZeros(same, 20)[384 / group - 1] == 8);
         for_each_lowbit_path(size, [&](const std::string& path, auto multiply) {
             CAPTURE(path);
             CAPTURE(group);

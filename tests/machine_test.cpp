@@ -1,6 +1,4 @@
 // What this process can use of the machine. Control groups are folders of files that the tests write.
-#include "engine/os/machine.h"
-
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
@@ -10,6 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "engine/os/memory.h"
+#include "engine/os/system.h"
+#include "engine/os/threads.h"
 #include "own_folder.h"
 
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/cpu/attention_int8.h"
 #include "engine/cpu/int8.h"
-#include "engine/cpu/int8_kv_cache.h"
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/pack_matrix.h"
 #include "engine/cpu/quant_matrix.h"
@@ -118,15 +118,15 @@ TEST_CASE("mapped file: what has been packed of it takes no memory, though it is
     const std::string path = (own_folder() / "mapped").string();
     std::ofstream(path, std::ios::binary) << std::string(first + n_rows * row_bytes, 1);
     const MappedFile file(path, path);
-    const std::byte* table = file.bytes().data() + first;
+    const std::byte* table = file.bytes.data() + first;
     std::atomic<int> sum = 0;
     pack_blocks(table, n_rows, row_bytes, rows,
                 [&](int b) { sum += int(table[row_bytes * rows * size_t(b)]) + int(table[0]); });
     CHECK(sum == 2 * n_rows / rows);
     // A page of memory has eight bytes here, whose highest bit says whether it is there (man 5 proc).
     std::ifstream pages("/proc/self/pagemap", std::ios::binary);
-    pages.seekg(std::streamoff(reinterpret_cast<uintptr_t>(file.bytes().data()) / page_size() * 8));
-    std::vector<uint64_t> entries(file.bytes().size() / page_size());
+    pages.seekg(std::streamoff(reinterpret_cast<uintptr_t>(file.bytes.data()) / page_size() * 8));
+    std::vector<uint64_t> entries(file.bytes.size() / page_size());
     pages.read(reinterpret_cast<char*>(entries.data()), std::streamsize(8 * entries.size()));
     CHECK(pages.good());
     CHECK(std::ranges::count_if(entries, [](uint64_t entry) { return entry >> 63 != 0; }) == 0);

@@ -52,19 +52,23 @@ TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotatio
         const char* name;
         int head_dim;
         float theta;
-        RopeScaling scaling;
+        int rope_type, original_max_position;
+        float factor, low, high, attention;
     };
     for (const Case& k :
-         {Case{"plain", 64, 500000, {}}, Case{"llama-3.2-1b", 64, 500000, {1, 32, 1, 4, 8192}},
-          Case{"tiny", 32, 1000000, {1, 8, 1, 4, 128}}, Case{"linear", 128, 1000000, {2, 2, 128, 129, 8192}},
-          Case{"yarn", 128, 1000000, {3, 4, 88, 105, 32768, float(0.1 * std::log(4.0) + 1)}}}) {
+         {Case{"plain", 64, 500000, 0, 0, 1, 1, 4, 1}, Case{"llama-3.2-1b", 64, 500000, 1, 8192, 32, 1, 4, 1},
+          Case{"tiny", 32, 1000000, 1, 128, 8, 1, 4, 1},
+          Case{"linear", 128, 1000000, 2, 8192, 2, 128, 129, 1},
+          Case{"yarn", 128, 1000000, 3, 32768, 4, 88, 105, float(0.1 * std::log(4.0) + 1)}}) {
         const std::string p = std::string("rope.") + k.name + ".";
         CAPTURE(p);
         const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();
         ModelConfig c;
         c.head_dim = k.head_dim;
         c.rope_theta = k.theta;
-        c.rope_scaling = k.scaling;
+        c.rope_type = k.rope_type, c.original_max_position = k.original_max_position;
+        c.rope_factor = k.factor, c.low_freq_factor = k.low, c.high_freq_factor = k.high;
+        c.attention_factor = k.attention;
         CHECK(golden_ops().at(p + "frequencies").f32() == rope_frequencies(c));
 
         const int n = int(positions.size()), half = k.head_dim / 2;

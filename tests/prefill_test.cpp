@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "engine/app/measure.h"
-#include "engine/os/machine.h"
 #include "engine/os/threads.h"
 #include "table_model.h"
 
@@ -74,8 +73,11 @@ TEST_CASE("prefill: Ctrl-C ends --ppl after the chunk that runs") {
     table.raise_at_call = 2;
     TableModel model = table.model();
     catch_ctrl_c();
-    const NextIds endless = [](size_t n) { return std::vector<int>(n, 1); };
-    const Perplexity p = perplexity(model, endless, -1, 20, [](size_t) {});
+    struct {
+        std::vector<int> next(size_t n) const { return std::vector<int>(n, 1); }
+    } endless;
+    Session s = greedy_session(model, 20);
+    const Perplexity p = perplexity(s, endless, -1, [](size_t) {});
     CHECK(interrupted == 1);
     interrupted = 0;
     CHECK(table.fed.size() == 3);

@@ -620,7 +620,7 @@ TEST_CASE("weights: the tensors that a header implies, and sizes that do not fit
     c.vocab_size = 151936, c.group_size = 128;
     const uint64_t weights = 36ull * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288);
     const uint64_t norms = 2ull * ((2 * 36 + 1) * 4096 + 2 * 36 * 128), table = 2ull * 151936 * 4096;
-    const auto list = [&] { return Weights{planned_tensors(), c}; };
+    const auto list = [&] { return Weights{tensors_in(), c}; };
     const auto bytes = [&] { return list().file.weight_bytes(); };
     // A group of 128 weights: 64 bytes of codes, half a byte of zero point, 2 of scale.
     CHECK(bytes() == weights / 128 * 133 / 2 + 2 * table + norms);
@@ -630,7 +630,6 @@ TEST_CASE("weights: the tensors that a header implies, and sizes that do not fit
     for (const AwqMatrix* m : all.matrices()) of_matrices += m->n_bytes(), n_weights += m->n_weights();
     CHECK(of_matrices == weights / 128 * 133 / 2);
     CHECK(n_weights == weights);
-    CHECK(c.macs_per_token(uint64_t(c.n_layers) * uint64_t(c.hidden_dim)) == weights);
     c.shared_classifier = true;
     CHECK(bytes() == weights / 128 * 133 / 2 + table + norms);
     c.group_size = 64;
@@ -674,11 +673,11 @@ TEST_CASE("weights: each tensor's bytes in device memory are those of the file")
     for (const char* name : models) {
         CAPTURE(name);
         const ModelFile file = open_model_file("build/models/" + std::string(name) + ".bin", file_format);
-        const Weights planned{planned_tensors(), file.config};
+        const Weights planned{tensors_in(), file.config};
         const DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
-        const Weights weights{tensors_in(memory), file.config};
+        Weights weights{tensors_in(memory), file.config};
         const std::vector<std::byte> bytes = from_device(memory);
-        const std::byte* in_file = file.map.bytes().data();
+        const std::byte* in_file = file.map->bytes.data();
         for (const TensorInfo& t : weights.file.all()) {
             CAPTURE(t.name);
             CHECK(std::memcmp(bytes.data() + t.memory_offset, in_file + t.offset, t.n_bytes) == 0);
@@ -689,6 +688,14 @@ TEST_CASE("weights: each tensor's bytes in device memory are those of the file")
         REQUIRE(found != weights.file.all().end());
         CHECK(at == memory.get() + found->memory_offset);
         CHECK(planned.down_proj.back().scales == nullptr);
+
+        struct : Model {
+            std::span<const float> forward(std::span<const int>, int, int) override { return {}; }
+        } model;
+        describe(model, file, weights.file, KvFormat::f16);
+        uint64_t n_weights = 0;
+        for (const AwqMatrix* m : weights.matrices()) n_weights += m->n_weights();
+        CHECK(model.macs_per_token == n_weights);
     }
 }
 #endif
@@ -714,12 +721,12 @@ uint64_t bytes_of(const std::vector<MemoryPart>& parts) {
 }  // namespace
 
 #ifdef ENGINE
-TEST_CASE("memory: a dry run counts and takes none") {
+TEST_CASE("memory: where it is counted, none is taken") {
     Device& d = device();
     const uint64_t before = d.allocated, peak = d.peak;
-    const std::vector<MemoryPart> parts = DryRun::parts_of([] {
-        const DeviceBuffer<half> unnamed(5);
-        name_allocations("rows", "fewer");
+    {
+        const MemoryCount count;
+        const DeviceBuffer<half> five(5);
         DeviceRows<float> rows(3, 7);
         CHECK(rows.is_allocated());
         CHECK(rows.get() == nullptr);
@@ -727,25 +734,16 @@ TEST_CASE("memory: a dry run counts and takes none") {
         rows.values.upload(values.data(), values.size());
         rows.values.clear();
         rows = DeviceRows<float>(2, 7);  // a second time, beside the first
-        name_allocations("nothing");
-    });
-    CHECK(DryRun::current() == nullptr);
+        CHECK(count.at_once() == 5 * sizeof(half) + (21 + 14) * sizeof(float));
+    }
     CHECK(d.allocated == before);
     CHECK(d.peak == peak);
-    REQUIRE(parts.size() == 3);
-    CHECK(parts[0].what == "other memory");
-    CHECK(parts[0].bytes == 10);
-    CHECK(parts[1].what == "rows");
-    CHECK(parts[1].advice == std::string("fewer"));
-    CHECK(parts[1].bytes == (21 + 14) * sizeof(float));
-    CHECK(parts[2].bytes == 0);
-    CHECK_THROWS_WITH(DryRun::parts_of([] { throw std::runtime_error("no"); }), "no");
     CHECK(DeviceBuffer<int>(1).get() != nullptr);
 }
 
 TEST_CASE("memory: the parts of a run") {
     const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", file_format);
-    Weights planned{planned_tensors(), file.config};
+    Weights planned{tensors_in(), file.config};
     const std::vector<MemoryPart> parts = device_parts(file, planned, options_of("fused"), 300, false);
     std::vector<std::string> names;
     for (const MemoryPart& part : parts) names.push_back(part.what);
@@ -754,8 +752,6 @@ TEST_CASE("memory: the parts of a run") {
                        "a chunk of " + std::to_string(std::min(max_chunk, 300)) + " tokens",
                        "the keys and values of positions 0 to 299", "RoPE", "the logits of 16 tokens"});
     REQUIRE(parts.size() == 6);
-    CHECK(bytes_of(parts) ==
-          bytes_of(DryRun::parts_of([&] { allocate_run(file, planned, options_of("fused"), 300, false); })));
     CHECK(parts[0].bytes == planned.file.memory_bytes());
     CHECK(parts[1].bytes == 0);
     CHECK(parts[3].bytes == 300 * kv_bytes(file.config, KvFormat::f16));
@@ -782,7 +778,7 @@ TEST_CASE("memory: what is asked for before loading is what a run has taken in t
                     const std::string path = "build/models/" + std::string(name) + ".bin";
                     const Options options = options_of(matmul, ctx);
                     const ModelFile file = open_model_file(path, file_format);
-                    Weights planned{planned_tensors(), file.config};
+                    Weights planned{tensors_in(), file.config};
                     const uint64_t promised = bytes_of(device_parts(file, planned, options, ctx, traced));
 
                     Trace trace;

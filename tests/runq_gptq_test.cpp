@@ -147,7 +147,7 @@ TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for b
 #ifdef ENGINE
 TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
     std::mt19937 rng(2);
-    for (const MatrixFormat& f : all_formats()) {
+    for (const LowbitFormat& f : all_formats()) {
         for (const int n_tokens : {1, 3, 17}) {
             CAPTURE(format_text(f));
             CAPTURE(n_tokens);

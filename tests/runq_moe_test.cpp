@@ -552,7 +552,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             MoeMatrix packed = w;
 #ifdef ENGINE
             PackedMatrices memory;
-            if (has_kernel(w)) packed.packed = memory.add(view_of(w));
+            packed.packed = memory.add(view_of(w));
 #endif
             matmul(x, {{again, packed}});
             CHECK(again.values == found.values);

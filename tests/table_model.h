@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -13,7 +14,7 @@
 
 #include "engine/app/model.h"
 #include "engine/app/session.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 
 namespace {
 
@@ -85,8 +86,13 @@ struct TableModel : Model {
 
 inline TableModel Bigram::model() { return TableModel(*this); }
 
+[[maybe_unused]] Sampler sampler_of(float temperature, int top_k, float top_p, uint64_t seed, float min_p = 0,
+                                    float repetition_penalty = 1) {
+    return {temperature, top_k, top_p, std::mt19937_64(seed), min_p, repetition_penalty};
+}
+
 [[maybe_unused]] Session greedy_session(Model& model, int context = 64) {
-    return Session{model, Sampler(0, 0, 1, 0), context};
+    return Session{model, sampler_of(0, 0, 1, 0), context};
 }
 
 // ----------------------------------------------------------------------------

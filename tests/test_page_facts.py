@@ -77,7 +77,7 @@ def test_what_make_builds_that_make_run_has_not():
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| `make` | builds all programs and a model for each |" in text
-    assert "| `make run` | builds `runq` over the engine and `model.bin`, " in text
+    assert "| `make run` | builds `model.bin` and `runq` over the engine, " in text
     assert [len(names) for names in built("all")] == 2 * [len([*ROOT.glob("runq*.c*")])]
     assert built("run") == built("runq", "model.bin") == ({"runq"}, {"model.bin"})
 

@@ -326,10 +326,9 @@ TEST_CASE("real patterns take a fraction of their steps on any text") {
         regex.compile(pattern, "pattern");
         for (const std::string& text : texts) {
             RegexBudget budget(text.size());
-            RegexMatcher matcher(regex, text, budget);
             ptrdiff_t i = 0, end = 0;
             for (; i < static_cast<ptrdiff_t>(text.size()); i = end) {
-                end = matcher.match(static_cast<size_t>(i));
+                end = regex.match(text, static_cast<size_t>(i), budget);
                 if (end <= i) break;
             }
             CHECK(i == static_cast<ptrdiff_t>(text.size()));
@@ -354,14 +353,13 @@ TEST_CASE("matches are the same with few steps and with many") {
             text += ::repeated(piece, 1 + (random() % 4 ? 0 : random() % 150));
         }
         RegexBudget budget(text.size());
-        RegexMatcher matcher(regex, text, budget);
         for (size_t i = 0; i < text.size(); i += utf8_first(std::string_view(text).substr(i)).length) {
             const int rc = pcre2_match(regex.code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
                                        text.size(), i, PCRE2_NO_UTF_CHECK, data.get(), nullptr);
             const ptrdiff_t expected =
                 rc < 0 ? -1 : static_cast<ptrdiff_t>(pcre2_get_ovector_pointer(data.get())[1]);
             budget.left = budget.total;
-            CHECK(matcher.match(i) == expected);
+            CHECK(regex.match(text, i, budget) == expected);
             slow += budget.left < budget.total;
         }
     }

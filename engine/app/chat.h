@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -11,26 +10,20 @@
 #include <utility>
 #include <vector>
 
-#include "engine/app/generate.h"
 #include "engine/app/line_editor.h"
 #include "engine/app/options.h"
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
 #include "engine/model/config.h"
 #include "engine/os/files.h"
-#include "engine/os/process.h"
 #include "engine/os/system.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 
 // In chat, greedy is no good default: a small model that always takes its most probable token soon repeats
 // itself without end. So where neither the user nor the file asks for a temperature, chat draws by these;
-// what either of them does say of the others holds. The temperature is low: a small model that knows an
-// answer is not sure of its first word, and some other first words lead it to a wrong one. So it is the
-// penalty that has to keep it from repeating itself. It is for the last tokens of the answer, and, again and
-// again, for those that would repeat a phrase of it (generate() in session.h). One for everything since the
-// beginning also grows with a long answer until it is no language any more, and it makes the token that ends
-// an answer less likely, which templates put behind each turn (docs/real-model.md).
+// what either of them does say of the others holds. docs/real-model.md says how they were chosen. The penalty
+// is for the last tokens of the answer, and for those that would repeat a phrase of it (generate()).
 constexpr float chat_temperature = 0.1f, chat_top_p = 0.9f, chat_repetition_penalty = 1.15f;
 constexpr size_t chat_penalty_window = 128;
 
@@ -54,6 +47,7 @@ struct Conversation {
     bool terminal;  // a person types: there are commands, and Ctrl-C ends an answer only
     std::vector<ChatMessage> messages{};  // a system message first, if there is one
     bool shows_speed = false;             // after each answer
+    bool leaves = false;                  // /bye was typed
 
     bool has_system() const { return !messages.empty() && messages[0].role == "system"; }
 };
@@ -61,21 +55,17 @@ struct Conversation {
 // The conversation as JSON, a list of messages as transformers' apply_chat_template() takes it.
 inline std::string chat_json(const std::vector<ChatMessage>& messages) {
     std::string text = "[";
-    const auto quoted = [&](std::string_view words) {
+    const auto quoted = [&](const std::string& words) {
         text += '"';
-        while (!words.empty()) {
-            const Utf8Char c = utf8_first(words);
-            const std::string_view bytes = words.substr(0, size_t(c.length));
-            if (!c.valid) {
-                text += "\ufffd";
-            } else if (c.code == '"' || c.code == '\\') {
-                text += '\\', text += bytes;
-            } else if (c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0)) {  // a terminal may obey these
+        const std::string valid = utf8_replace_invalid(words);
+        for (std::string_view rest = valid; !rest.empty();) {
+            const Utf8Char c = utf8_first(rest);
+            if (c.code == '"' || c.code == '\\') text += '\\';
+            if (c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0))  // a terminal may obey these
                 text += format("\\u%04x", unsigned(c.code));
-            } else {
-                text += bytes;
-            }
-            words.remove_prefix(bytes.size());
+            else
+                text += rest.substr(0, size_t(c.length));
+            rest.remove_prefix(size_t(c.length));
         }
         text += '"';
     };
@@ -101,15 +91,8 @@ constexpr const char* chat_help =
     "\"\"\"            begins and ends a message of several lines; Ctrl-D ends it, too\n"
     "Ctrl-C ends an answer, not the conversation.\n";
 
-// The file that was typed: "~" is the home folder, as in a shell.
-inline std::string typed_file(const std::string& typed) {
-    const std::string home = home_folder();
-    const bool is_home = typed == "~" || typed.starts_with("~/");
-    return is_home && !home.empty() ? home + typed.substr(1) : typed;
-}
-
-// Whether the text was a command, which has then been obeyed; `leave`: it was /bye.
-inline bool obey_command(Conversation& chat, const std::string& text, bool& leave) {
+// Whether the text was a command, which has then been obeyed.
+inline bool obey_command(Conversation& chat, const std::string& text) {
     if (!text.starts_with('/')) return false;
     const size_t space = text.find(' ');
     const std::string name = text.substr(0, space);
@@ -121,7 +104,7 @@ inline bool obey_command(Conversation& chat, const std::string& text, bool& leav
     if (name == "/help" || name == "/?") {
         note(chat.io.err, chat_help);
     } else if (name == "/bye" || name == "/exit" || name == "/quit") {
-        leave = true;
+        chat.leaves = true;
     } else if (name == "/reset" || name == "/clear") {
         chat.messages.resize(chat.has_system() ? 1 : 0);
         say("a new conversation");
@@ -138,7 +121,9 @@ inline bool obey_command(Conversation& chat, const std::string& text, bool& leav
     } else if (name == "/save") {
         try {
             const std::string json = chat_json(chat.messages);
-            const std::string path = typed_file(rest);
+            const std::string home = home_folder();  // "~", as in a shell
+            const bool is_home = !home.empty() && (rest == "~" || rest.starts_with("~/"));
+            const std::string path = is_home ? home + rest.substr(1) : rest;
             NewFile file(path);
             file.write(json.data(), json.size());
             file.commit();
@@ -152,19 +137,25 @@ inline bool obey_command(Conversation& chat, const std::string& text, bool& leav
     return true;
 }
 
-// The next message that a person types, or a line of what is no terminal. Lines between three quotes are one.
-inline Typed read_message(Conversation& chat, std::string& text) {
-    static constexpr std::string_view quotes = "\"\"\"";
-    const auto is_open = [](std::string_view typed) {
-        return typed.starts_with(quotes) && (typed.size() < 2 * quotes.size() || !typed.ends_with(quotes));
-    };
-    const Typed typed = chat.editor.read(text, chat.terminal ? +is_open : nullptr);
+// The next message that a person types, or a line of what is no terminal. Lines between three quotes are one,
+// of up to `most` bytes.
+inline Typed read_message(Conversation& chat, std::string& text, size_t most) {
+    constexpr std::string_view quotes = "\"\"\"";
+    Typed typed = chat.editor.read("> ", text);
     if (typed != Typed::line || !chat.terminal || !text.starts_with(quotes)) return typed;
-    if (!is_open(text)) text.resize(text.size() - quotes.size());  // else Ctrl-D has ended it
     text.erase(0, quotes.size());
+    while (!text.ends_with(quotes)) {
+        std::string line;
+        typed = chat.editor.read(". ", line);
+        if (typed == Typed::end) break;  // Ctrl-D ends them, too
+        if (typed != Typed::line) return typed;
+        text += '\n' + line;
+        if (text.size() > most) return Typed::too_long;
+    }
+    if (text.ends_with(quotes)) text.resize(text.size() - quotes.size());
     if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
-    return typed;
+    return Typed::line;
 }
 
 // ----------------------------------------------------------------------------
@@ -201,7 +192,7 @@ inline std::vector<int> ids_that_fit(Conversation& chat, bool is_option) {
     return ids;
 }
 
-// Answers the last message, up to an end token (generate.h). A turn renders the whole conversation anew and
+// Answers the last message, up to an end token (session.h). A turn renders the whole conversation anew and
 // runs what differs from the KV cache. That is usually just the turn itself, but not always: Qwen3's template
 // drops the thoughts of earlier turns, so what followed them has moved. This way the model sees exactly what
 // it would see in Hugging Face's apply_chat_template().
@@ -239,13 +230,13 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
     Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path(), limit.n_bytes), terminal};
     if (terminal) note(io.err, "Type a message. /help lists commands, Ctrl-D ends the conversation.\n");
     if (o.system) chat.messages.push_back({"system", *o.system});
-    while (true) {
+    while (!chat.leaves) {
         std::string text;
         const bool is_option = first && !first->empty();
         if (is_option) {
             text = *std::exchange(first, std::nullopt);
         } else {
-            const Typed typed = read_message(chat, text);
+            const Typed typed = read_message(chat, text, limit.n_bytes);
             if (typed == Typed::ctrl_c && terminal) {
                 interrupted = 0;
                 note(io.err, "Ctrl-D or /bye ends the conversation.\n");
@@ -266,11 +257,7 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             }
             if (text.empty()) continue;
             chat.editor.remember(text);
-            bool leave = false;
-            if (terminal && obey_command(chat, text, leave)) {
-                if (leave) break;
-                continue;
-            }
+            if (terminal && obey_command(chat, text)) continue;
         }
         chat.messages.push_back({"user", text});
         std::vector<int> ids = ids_that_fit(chat, is_option);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "engine/app/chat.h"
-#include "engine/app/generate.h"
 #include "engine/app/measure.h"
 #include "engine/app/model.h"
 #include "engine/app/options.h"
@@ -22,20 +22,16 @@
 #include "engine/app/streams.h"
 #include "engine/app/trace.h"
 #include "engine/os/files.h"
-#include "engine/os/machine.h"
-#include "engine/os/process.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 
-void load_tokenizer(Model& model, const std::string& path) {
+void load_tokenizer(Model& model, const std::string& path) try {
     if (model.tokenizer_section.empty()) return;
-    try {
-        model.tokenizer = std::make_shared<Tokenizer>(model.tokenizer_section, model.config.vocab_size);
-    } catch (const std::runtime_error& e) {
-        throw std::runtime_error(path + ": " + e.what());
-    }
+    model.tokenizer = std::make_shared<Tokenizer>(model.tokenizer_section, model.config.vocab_size);
+} catch (const std::runtime_error& e) {
+    fail(path, ": ", e.what());
 }
 
 void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
@@ -45,6 +41,11 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
         text += format("%-24s%s\n", field, value.c_str());
     };
     auto number = [&](const char* field, auto value) { line(field, std::to_string(value)); };
+    const auto list = [](const std::vector<int>& numbers) {
+        std::string all;
+        for (const int n : numbers) all += (all.empty() ? "" : ",") + std::to_string(n);
+        return all;
+    };
     line("file", o.model_path);
     line("arch", arch_name(c.arch));
     line("scheme", m.scheme);
@@ -61,30 +62,24 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     line("shared_classifier", c.shared_classifier ? "yes" : "no");
     line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
     if (c.rotation_block > 0) number("rotation_block", c.rotation_block);
-    for (const OwnField& field : m.own_fields) line(field.name, field.value);
+    for (const std::string& kind : m.formats) line("format", kind);
     line("norm_eps", format("%g", double(c.norm_eps)));
     line("rope_theta", format("%.9g", double(c.rope_theta)));
-    const RopeScaling& r = c.rope_scaling;
     const char* const rescalings[] = {"none", "llama3", "linear", "yarn"};
-    std::string rope = rescalings[r.type];
-    if (r.type > 0) rope += format(", factor %g", double(r.factor));
-    if (r.type == 1 || r.type == 3)
-        rope +=
-            format(", low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %d",
-                   double(r.low_freq_factor), double(r.high_freq_factor), r.original_max_position_embeddings);
-    if (r.type == 3) rope += format(", attention_factor %g", double(r.attention_factor));
+    std::string rope = rescalings[c.rope_type];
+    if (c.rope_type > 0) rope += format(", factor %g", double(c.rope_factor));
+    if (c.rope_type == 1 || c.rope_type == 3)
+        rope += format(", low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %d",
+                       double(c.low_freq_factor), double(c.high_freq_factor), c.original_max_position);
+    if (c.rope_type == 3) rope += format(", attention_factor %g", double(c.attention_factor));
     line("rope_scaling", rope);
     line("bos_id", c.bos_id >= 0 ? std::to_string(c.bos_id) : "none");
-    std::string eos;
-    for (const int id : c.eos_ids) eos += (eos.empty() ? "" : ",") + std::to_string(id);
-    line("eos_ids", eos.empty() ? "none" : eos);
+    line("eos_ids", c.eos_ids.empty() ? "none" : list(c.eos_ids));
     line("temperature", format("%g", double(c.temperature)));
     number("top_k", c.top_k);
     line("top_p", format("%g", double(c.top_p)));
     if (c.min_p > 0) line("min_p", format("%g", double(c.min_p)));
-    if (c.repetition_penalty != 1) {
-        line("repetition_penalty", format("%g", double(c.repetition_penalty)));
-    }
+    if (c.repetition_penalty != 1) line("repetition_penalty", format("%g", double(c.repetition_penalty)));
     line("tokenizer", m.tokenizer ? "yes" : "no");
     line("chat_template", m.tokenizer && m.tokenizer->has_chat() ? "yes" : "no");
     number("context", context);
@@ -93,17 +88,9 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     number("weight_bytes_per_token", m.weight_bytes_per_token);
     number("kv_bytes_per_position", m.kv_bytes_per_position);
     number("kv_cache_bytes", m.kv_bytes_per_position * uint64_t(context));
-    if (m.memory_bytes > 0) {
-        number("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, uint64_t(context)));
-    }
-    for (const TensorInfo& t : m.tensors) {
-        std::string shape;
-        for (const int n : t.shape) {
-            if (!shape.empty()) shape += ",";
-            shape += std::to_string(n);
-        }
-        line("tensor", t.name + " " + t.type + " [" + shape + "] " + std::to_string(t.offset));
-    }
+    number("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, uint64_t(context)));
+    for (const TensorInfo& t : m.tensors)
+        line("tensor", t.name + " " + t.type + " [" + list(t.shape) + "] " + std::to_string(t.offset));
     put_foreign(out, text);  // a file's name may hold anything
 }
 
@@ -143,40 +130,32 @@ void print_statistics(std::FILE* err, const Session& s, int n_threads, const std
     note(err, text);
 }
 
-// The first step that is not finite where these tokens are run, of the first position that has one: the model
-// is loaded once more, to look at all of them. A value at one position can make those before it in a chunk
-// NaN, by weights of 0, so that these are run again without it. A device adds up one token and many in other
-// orders, and may pass the largest number in one alone: if chunks show nothing, tokens are run one by one.
-std::optional<NotFiniteValue> first_not_finite(const Program& program, const Options& o,
-                                               std::span<const int> ids) {
+// What a line says of such an error: the first step that is not finite where these tokens are run, of the
+// first position that has one. The model is loaded once more, to look at all of them. A value at one position
+// can make those before it in a chunk NaN, by weights of 0, so that these are run again without it. A device
+// adds up one token and many in other orders, and may pass the largest number in one alone: if chunks show
+// nothing, tokens are run one by one.
+std::string not_finite_text(const Program& program, const Options& o, const NotFinite& e) try {
     std::optional<NotFiniteValue> found;
     Trace trace;
     const std::unique_ptr<Model> model = program.load(o, &trace);
     for (const auto chunk : {size_t(model->max_chunk), size_t{1}}) {
-        for (size_t i = 0; i < ids.size() && !found && !interrupted; i += chunk) {
-            for (size_t end = std::min(i + chunk, ids.size()); end > i;) {
+        for (size_t i = 0; i < e.ids.size() && !found && !interrupted; i += chunk) {
+            for (size_t end = std::min(i + chunk, e.ids.size()); end > i;) {
                 trace.find_not_finite(i);
-                model->forward(ids.subspan(i, end - i), int(i), 1);
+                model->forward(std::span(e.ids).subspan(i, end - i), int(i), 1);
                 if (!trace.not_finite()) break;
                 found = trace.not_finite();
                 end = found->position;
             }
         }
     }
-    return found;
-}
-
-// Such an error, as a line says it.
-std::string not_finite_text(const Program& program, const Options& o, const NotFinite& e) {
-    std::optional<NotFiniteValue> found;
-    try {
-        found = first_not_finite(program, o, e.ids);
-    } catch (const std::exception&) {  // there may be no memory for every step
-    }
     if (!found) return e.what();
     const char* value = std::isnan(found->value) ? "nan" : found->value > 0 ? "inf" : "-inf";
     return format("position %zu: %s is the first step that is not finite: %s in %s", found->position,
                   found->step.c_str(), value, found->is_half ? "fp16, which ends at 65504" : "fp32");
+} catch (const std::exception&) {  // there may be no memory for every step
+    return e.what();
 }
 
 // Throws whatever goes wrong. Returns the exit code.
@@ -184,15 +163,13 @@ int run(Options o, const Program& program, const Streams& io) {
     // Opened before anything runs, not after: a path that cannot be written is noticed now.
     std::optional<NewFile> trace_file;
     if (o.trace && !o.info) {
-        for (const auto& input : {std::optional(o.model_path), o.file}) {
+        for (const auto& input : {std::optional(o.model_path), o.file})
             if (input && same_file(*o.trace, *input))
-                throw UsageError("--trace: '" + *o.trace + "' would replace the file that is read, '" +
-                                 *input + "'");
-        }
+                fail<UsageError>("--trace: '", *o.trace, "' would replace the file that is read, '", *input,
+                                 "'");
         trace_file.emplace(*o.trace);
     }
-    std::optional<Prompt> prompt;
-    if (!o.info && !o.ppl && !o.bench) prompt.emplace(o, io.in);
+    Prompt prompt(o, io.in);
     if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
@@ -223,10 +200,10 @@ int run(Options o, const Program& program, const Streams& io) {
     const int top_k = o.top_k.value_or(c.top_k);
     const uint64_t seed = o.seed.value_or(
         uint64_t(std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
-    Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
+    Session s{model, Sampler{temp, top_k, top_p, std::mt19937_64(seed), min_p, repetition_penalty}, context};
     if (o.steps > 0) s.max_new = o.steps;
     s.penalty_window = penalty_window;
-    s.lookup = Lookup(o.lookup);
+    s.lookup = Lookup{size_t(o.lookup)};
     if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
     std::string sampling = temp == 0 ? "temperature 0, the most probable token each time"
                                      : format("temperature %g, top-k %d, top-p %g, seed %llu", double(temp),
@@ -238,8 +215,7 @@ int run(Options o, const Program& program, const Streams& io) {
     }
     if (o.ppl || o.bench) sampling.clear();
 
-    std::optional<std::string> text;
-    if (prompt) text = std::move(*prompt).text(model, context);
+    const std::optional<std::string> text = std::move(prompt).text(model, context);
     catch_ctrl_c();  // not before: reading and loading just die
     Stop stop = Stop::steps;
     std::optional<NotFinite> not_finite;
@@ -254,10 +230,9 @@ int run(Options o, const Program& program, const Streams& io) {
         not_finite = std::move(e);
     }
     const bool has_trace = !o.trace_from || size_t(*o.trace_from) < trace.n_tokens();
-    if (!has_trace && !not_finite) {
-        throw UsageError("--trace-from: " + std::to_string(*o.trace_from) +
-                         " is no position of this run, which has " + std::to_string(trace.n_tokens()));
-    }
+    if (!has_trace && !not_finite)
+        fail<UsageError>("--trace-from: ", *o.trace_from, " is no position of this run, which has ",
+                         trace.n_tokens());
     if (trace_file && has_trace) trace.write(*trace_file);
     if (not_finite) {
         loaded.reset();  // its memory
@@ -307,6 +282,5 @@ int run_command_line(int argc, const char* const* argv, const Program& program) 
     const std::vector<std::string> words = utf8_arguments(argc, argv);
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
-    arguments.push_back(nullptr);
     return run_with_streams(int(words.size()), arguments.data(), program, {stdin, stdout, stderr});
 }

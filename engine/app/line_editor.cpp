@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
-#include "engine/os/process.h"
 #include "engine/os/system.h"
 
 #ifdef LINE_EDITOR
@@ -25,12 +25,6 @@
 #include <cwchar>
 #include <iterator>
 #endif
-
-static bool is_dumb() { return environment("TERM").empty() || environment("TERM") == "dumb"; }
-
-bool wants_colour(std::FILE* file) {
-    return is_terminal(file) && !is_dumb() && environment("NO_COLOR").empty();
-}
 
 std::string history_path() {
     if (const char* path = std::getenv("RUNQ_HISTORY"); path != nullptr) return path;
@@ -55,11 +49,10 @@ constexpr std::wstring_view paste_ends = L"\033[201~";
 // program, the terminal is as it was at first.
 class Terminal {
   public:
-    // What ends a program, and Ctrl-Z; Ctrl-C the second time.
-    static constexpr int ends[] = {SIGINT,  SIGHUP, SIGQUIT, SIGTERM, SIGPIPE,
-                                   SIGABRT, SIGBUS, SIGSEGV, SIGTSTP};
-    static constexpr int changes[] = {SIGWINCH, SIGCONT};  // another size; the program goes on after Ctrl-Z
-    static constexpr size_t n_ends = std::size(ends), n_signals = n_ends + std::size(changes);
+    // Another size; the program goes on after Ctrl-Z. Then what ends a program, and Ctrl-Z; Ctrl-C the second
+    // time.
+    static constexpr int signals[] = {SIGWINCH, SIGCONT, SIGINT, SIGHUP,  SIGQUIT, SIGTERM,
+                                      SIGPIPE,  SIGABRT, SIGBUS, SIGSEGV, SIGTSTP};
 
     static inline volatile std::sig_atomic_t changed = 0;     // what the editor knows of the terminal is old
     static inline volatile std::sig_atomic_t is_reading = 0;  // the editor has it as it needs it
@@ -72,27 +65,24 @@ class Terminal {
     // The editor has put the terminal into the state that it has between two lines.
     static void start() {
         tcgetattr(in_, &between_);
-        for (size_t i = 0; i < n_signals; i++) {
+        for (size_t i = 0; i < std::size(signals); i++) {
             struct sigaction action {};
-            sigaction(signal_of(i), nullptr, &before_[i]);
+            sigaction(signals[i], nullptr, &before_[i]);
             if (before_[i].sa_handler == SIG_IGN) continue;
-            if (i < n_ends) action.sa_sigaction = end;
-            if (i >= n_ends) action.sa_handler = change;
-            action.sa_flags = i < n_ends ? SA_SIGINFO | SA_RESTART : SA_RESTART;
-            sigaction(signal_of(i), &action, nullptr);
+            action.sa_sigaction = handle;
+            action.sa_flags = SA_SIGINFO | SA_RESTART;
+            sigaction(signals[i], &action, nullptr);
         }
     }
     static void close() {
-        for (size_t i = 0; i < n_signals; i++) sigaction(signal_of(i), &before_[i], nullptr);
+        for (size_t i = 0; i < std::size(signals); i++) sigaction(signals[i], &before_[i], nullptr);
         set(at_first_);
     }
     // After a line.
     static void hide() { set(between_); }
 
   private:
-    static int signal_of(size_t i) { return i < n_ends ? ends[i] : changes[i - n_ends]; }
-
-    // Handlers call what is below.
+    // A handler calls what is below.
 
     // A program in the background has no say in what its terminal does.
     static void set(const termios& state) {
@@ -100,25 +90,25 @@ class Terminal {
         if (owner < 0 || owner == getpgrp()) tcsetattr(in_, TCSANOW, &state);
     }
 
-    static void change(int) {
+    static void change() {
         const int reason = errno;
         changed = 1;
         if (!is_reading) set(between_);
-        wake_reader();
         errno = reason;
     }
 
-    static void end(int signal, siginfo_t* info, void*) {
+    static void handle(int signal, siginfo_t* info, void*) {
+        if (signal == SIGWINCH || signal == SIGCONT) return change();
         if (signal == SIGINT && !interrupted) {
             interrupted = 1;
-            return wake_reader();
+            return;
         }
         const int reason = errno;
         if (is_reading) {
             [[maybe_unused]] const ssize_t n = write(err_, paste_off, std::strlen(paste_off));
         }
         set(at_first_);
-        const size_t i = size_t(std::find(ends, ends + n_ends, signal) - ends);
+        const size_t i = size_t(std::find(std::begin(signals), std::end(signals), signal) - signals);
         struct sigaction action = before_[i], own{};
         if (signal == SIGINT) action = {};  // before, it was what hears the first Ctrl-C
         sigaction(signal, &action, &own);
@@ -130,14 +120,14 @@ class Terminal {
             sigaddset(&stop, SIGTSTP);
             pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);  // stands still here
             sigaction(signal, &own, nullptr);
-            change(signal);  // also where nothing has stopped it
+            change();  // also where nothing has stopped it
         }
         errno = reason;
     }
 
     static inline int in_ = -1, err_ = -1;
     static inline termios at_first_{}, between_{};
-    static inline struct sigaction before_[n_signals];
+    static inline struct sigaction before_[std::size(signals)];
 };
 
 }  // namespace
@@ -278,31 +268,20 @@ void LineEditor::remember(const std::string&) {}
 LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
     : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {
 #ifdef LINE_EDITOR
-    if (!terminal_ || !is_terminal(io.err) || is_dumb()) return;
+    const std::string kind = environment("TERM");
+    if (!terminal_ || !is_terminal(io.err) || kind.empty() || kind == "dumb") return;
     keys_ = std::make_unique<Keys>(io, history_);
     if (keys_->edit == nullptr || keys_->history == nullptr) keys_ = nullptr;
 #endif
 }
 LineEditor::~LineEditor() = default;
 
-Typed LineEditor::read(std::string& text, GoesOn* goes_on) {
-    Typed typed = read_line_behind("> ", text);
-    while (typed == Typed::line && goes_on != nullptr && goes_on(text)) {
-        std::string line;
-        typed = read_line_behind(". ", line);
-        if (typed == Typed::end) return Typed::line;
-        text += '\n' + line;
-        if (text.size() > most_) typed = Typed::too_long;
-    }
-    return typed;
-}
-
-Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
+Typed LineEditor::read(const char* marker, std::string& line) {
 #ifdef LINE_EDITOR
     if (keys_ != nullptr) {
-        const char* mark = "\1";  // around what takes no room on the screen
-        keys_->marker = wants_colour(io_.err)
-                            ? std::string(mark) + "\033[1m" + mark + marker + mark + "\033[0m" + mark
+        const std::string mark = "\1";                   // around what takes no room on the screen
+        keys_->marker = environment("NO_COLOR").empty()  // https://no-color.org
+                            ? mark + "\033[1m" + mark + marker + mark + "\033[0m" + mark
                             : marker;
         Terminal::is_reading = 1;
         if (std::exchange(Terminal::changed, 0)) el_resize(keys_->edit);
@@ -330,9 +309,14 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
     if (terminal_) note(io_.err, marker);
     while (terminal_ && !interrupted && !wait_for_input(io_.in)) {
     }
-    if (!interrupted && read_line(io_.in, line, most_)) {
+    if (!interrupted) {
+        line.clear();
+        int c = 0;
+        while (line.size() <= most_ && (c = read_byte(io_.in)) != EOF && c != '\n') line.push_back(char(c));
         is_cut_ = line.size() > most_;
-        return is_cut_ ? Typed::too_long : Typed::line;
+        if (is_cut_) return Typed::too_long;
+        if (line.ends_with('\r')) line.pop_back();
+        if (c == '\n' || (!line.empty() && std::ferror(io_.in) == 0)) return Typed::line;
     }
     if (terminal_) note(io_.err, "\n");  // what is printed next does not stand behind the marker
     std::clearerr(io_.in);

@@ -5,12 +5,8 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "engine/app/streams.h"
-
-// Whether notes on a terminal may be in colour: https://no-color.org
-bool wants_colour(std::FILE* file);
 
 // $RUNQ_HISTORY, else runq/history in $XDG_STATE_HOME or in ~/.local/state; empty: no history is kept.
 std::string history_path();
@@ -28,18 +24,13 @@ class LineEditor {
     LineEditor(const Streams& io, std::string history, size_t most);
     ~LineEditor();
 
-    // Whether a text wants one more line.
-    using GoesOn = bool(std::string_view text);
-    // Reads a line without its end, and with it those that `goes_on` asks for (null: none), joined by '\n';
-    // the end of the input, as Ctrl-D gives it, ends them too. If a terminal is read from, the first stands
-    // behind "> ", the others behind ". ".
-    Typed read(std::string& text, GoesOn* goes_on);
+    // Reads a line without its end. If a terminal is read from, it stands behind the marker.
+    Typed read(const char* marker, std::string& line);
     // Puts what was read into the history.
     void remember(const std::string& text);
 
   private:
     struct Keys;  // libedit's, or nothing
-    Typed read_line_behind(const char* marker, std::string& line);
     Streams io_;
     bool terminal_;
     std::string history_;

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -14,11 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/app/generate.h"
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
-#include "engine/os/machine.h"
-#include "engine/os/process.h"
+#include "engine/os/memory.h"
+#include "engine/os/system.h"
 #include "engine/os/threads.h"
 #include "engine/text/tokenizer.h"
 
@@ -28,6 +26,7 @@
 struct Perplexity {
     double nll = 0;  // negative log-likelihood, summed over the scored tokens
     size_t n_scored = 0;
+    size_t n_ids = 0;  // of the text
     double value() const { return std::exp(nll / double(n_scored)); }
 };
 
@@ -80,22 +79,22 @@ class FileIds {
     bool goes_on_ = true;
 };
 
-// The next n ids of a text; fewer only at its end.
-using NextIds = std::function<std::vector<int>(size_t n)>;
-
-// The ids are cut into windows that fill the context, each run from position 0; every token that has another
-// before it in its window is scored. A model whose texts begin with a BOS (bos_id >= 0) gets one in front of
-// every window, which takes a position. `progress` hears how many ids are done. Throws NotFinite.
-inline Perplexity perplexity(Model& m, const NextIds& next, int bos_id, int context,
-                             const std::function<void(size_t)>& progress) {
+// The ids, of a FileIds or what has its next(), are cut into windows that fill the context, each run from
+// position 0; every token that has another before it in its window is scored. A model whose texts begin with
+// a BOS (bos_id >= 0) gets one in front of every window, which takes a position. `progress` hears how many
+// ids are done. Throws NotFinite, and as make_room().
+Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
+    Model& m = s.model;
     Perplexity result;
-    const size_t bos = bos_id >= 0 ? 1 : 0, length = size_t(context) - bos,
+    const size_t bos = bos_id >= 0 ? 1 : 0, length = size_t(s.context) - bos,
                  vocab = size_t(m.config.vocab_size);
     std::vector<int> window;
     std::vector<double> nll;
     for (size_t begin = 0; length > 0; begin += length) {
-        const std::vector<int> part = next(length);
+        const std::vector<int> part = ids.next(length);
         if (part.empty()) break;
+        make_room(s, part.size());
+        result.n_ids += part.size();
         window.assign(bos, bos_id);
         window.insert(window.end(), part.begin(), part.end());
         // Token i predicts token i + 1, so the last one need not be run.
@@ -125,18 +124,11 @@ inline Perplexity perplexity(Model& m, const NextIds& next, int bos_id, int cont
 
 inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--ppl");
-    FileIds file(tokenizer, *o.ppl, io.in);
+    FileIds ids(tokenizer, *o.ppl, io.in);
     const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
     const bool terminal = is_terminal(io.err);
-    size_t n_ids = 0;
-    const auto next = [&](size_t n) {
-        std::vector<int> ids = file.next(n);
-        n_ids += ids.size();
-        make_room(s, ids.size());
-        return ids;
-    };
     const double start = seconds_now();
-    const Perplexity p = perplexity(s.model, next, bos_id, s.context, [&](size_t n) {
+    const Perplexity p = perplexity(s, ids, bos_id, [&](size_t n) {
         if (terminal) note(io.err, format("\r%zu tokens", n));
     });
     if (terminal) note(io.err, "\r\033[K");
@@ -147,7 +139,7 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
             format("perplexity %.4f over %zu tokens (windows of %d)\n", p.value(), p.n_scored, s.context));
     } else if (!interrupted) {
         throw std::runtime_error(format("--ppl: '%s' is %zu tokens long, too short with a context of %d",
-                                        o.ppl->c_str(), n_ids, s.context));
+                                        o.ppl->c_str(), p.n_ids, s.context));
     }
     return interrupted ? Stop::ctrl_c : Stop::end_of_text;
 }
@@ -155,10 +147,12 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
 // ----------------------------------------------------------------------------
 // Tokens per second of a prompt and of decoding, against what the memory can deliver
 
-// The line that says where `seconds` went, given what the program had counted before and after them.
+// The line that says where `seconds` went, given what the program had counted before and after them; empty if
+// it counts nothing.
 inline std::string time_split(const char* what, double seconds, const PhaseSeconds& before,
                               const PhaseSeconds& after) {
     const double matmul = after.matmul - before.matmul, attention = after.attention - before.attention;
+    if (matmul + attention == 0) return "";
     return format("%s took %.6f s: matmul %.6f, attention %.6f, rest %.6f\n", what, seconds, matmul,
                   attention, std::max(0.0, seconds - matmul - attention));
 }
@@ -166,11 +160,10 @@ inline std::string time_split(const char* what, double seconds, const PhaseSecon
 inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     const auto [n_prompt, n_generated, depth] = *o.bench;
     const int64_t n = int64_t{n_prompt} + n_generated + depth;
-    if (n > s.context) {
-        throw UsageError(format("--bench: %d + %d tokens%s do not fit in the context of %d", n_prompt,
-                                n_generated, depth > 0 ? format(" behind %d", depth).c_str() : "",
-                                s.context));
-    }
+    if (n > s.context)
+        fail<UsageError>("--bench: ", n_prompt, " + ", n_generated, " tokens",
+                         depth > 0 ? format(" behind %d", depth) : "", " do not fit in the context of ",
+                         s.context);
     // Which tokens they are makes no difference to the time; these are spread over the vocabulary.
     std::vector<int> ids(size_t(n), 0);
     for (size_t i = 0; i < ids.size(); i++) {
@@ -178,7 +171,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     }
     const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
     make_room(s, ids.size());
-    s.sampler = Sampler(0, 0, 1, 0);
+    s.sampler = Sampler{0, 0, 1, {}};
     // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions), but
     // those that are filled, where each pass would read all of them before it.
     const bool fills = depth > 0 && s.model.fill_cache(depth);
@@ -191,14 +184,13 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         Session first{s.model, s.sampler, s.context};
         if (n_prompt > 0) feed(first, prompt, Feed::prompt);
     }
-    auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
     // What stands before the prompt: where it would take long to run, numbers that take as long to read.
     if (depth > 0 && !fills) feed(s, std::span(ids).first(size_t(depth)), Feed::prompt);
     s.held.assign(ids.begin(), ids.begin() + depth);
     s.statistics = {};
-    const PhaseSeconds at_start = phases();
+    const PhaseSeconds at_start = phase_seconds;
     if (n_prompt > 0) feed(s, prompt, Feed::prompt);
-    const PhaseSeconds at_decode = phases();
+    const PhaseSeconds at_decode = phase_seconds;
     Statistics& t = s.statistics;
     t.peak_memory = peak_memory_bytes();
     // The memory bus of a shared machine may be half as fast in the next second. So between any two tokens
@@ -210,26 +202,20 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     if (decodes && device_limit == 0) {
         buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), threads().size());
     }
-    double read_bytes = 0, read_seconds = 0;
+    double read_seconds = 0;
     for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), Feed::decode);
-        if (!buffer) continue;
-        read_seconds += buffer->seconds_to_read();
-        read_bytes += double(buffer->size());
+        if (buffer) read_seconds += buffer->seconds_to_read();
     }
-    const PhaseSeconds at_end = phases();
-    const double read_limit = per_second(read_bytes, read_seconds);
-    t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - (buffer ? buffer->size() : 0));
+    const size_t buffer_bytes = buffer ? buffer->size() : 0;
+    const double read_limit = per_second(double(t.n_decode) * double(buffer_bytes), read_seconds);
+    t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - buffer_bytes);
     std::string text;
     if (t.n_prefill > 0) {
         const double rate = per_second(t.n_prefill, t.prefill_seconds);
-        text += format("prefill %d tokens: %.2f tokens/s", t.n_prefill, rate);
-        if (s.model.macs_per_token > 0) {
-            // In the layers: only the last token goes through the classifier.
-            text += format(", %.2f GMAC/s, at most %d tokens at a time",
-                           rate * double(s.model.macs_per_token) / 1e9, s.model.max_chunk);
-        }
-        text += "\n";
+        // GMAC in the layers: only the last token goes through the classifier.
+        text += format("prefill %d tokens: %.2f tokens/s, %.2f GMAC/s, at most %d tokens at a time\n",
+                       t.n_prefill, rate, rate * double(s.model.macs_per_token) / 1e9, s.model.max_chunk);
     }
     if (t.n_decode > 0) {
         const double rate = per_second(t.decode_bytes, t.decode_seconds);
@@ -245,10 +231,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         }
         text += "\n";
     }
-    if (s.model.phases != nullptr) {
-        if (t.n_prefill > 0) text += time_split("prefill", t.prefill_seconds, at_start, at_decode);
-        if (t.n_decode > 0) text += time_split("decode", t.decode_seconds, at_decode, at_end);
-    }
+    text += time_split("prefill", t.prefill_seconds, at_start, at_decode);
+    text += time_split("decode", t.decode_seconds, at_decode, phase_seconds);
     put(io.out, text + format("memory %.3f GB at its peak\n", double(t.peak_memory) / 1e9));
     return interrupted ? Stop::ctrl_c : Stop::steps;
 }

@@ -26,17 +26,10 @@
 #include "engine/model/config.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
-#include "engine/os/machine.h"
 #include "engine/os/memory.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 
 class Tokenizer;  // engine/text/tokenizer.h
-
-// A line of --info.
-struct OwnField {
-    const char* name;
-    std::string value;
-};
 
 // One loaded model, ready to run. Programs on a device with its own memory override all functions.
 struct Model {
@@ -49,18 +42,16 @@ struct Model {
     uint64_t weight_bytes = 0;                       // the weights in it
     uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
-    uint64_t memory_bytes = 0;             // that a run takes which uses the whole context; 0: not known
-    uint64_t bytes_per_position = 0;       // of these, those of a position that is used: keys, values, scores
-    TraceSize trace_size{};                // the command line finds it out, if there is a trace
-    uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
-    std::vector<TensorInfo> tensors;       // of the file, in its order
-    std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
-    const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
-    int max_chunk = 0;                     // tokens that forward() takes at once: the program's file says
+    uint64_t memory_bytes = 0;                       // that a run takes which uses the whole context
+    uint64_t bytes_per_position = 0;     // of these, those of a position that is used: keys, values, scores
+    TraceSize trace_size{};              // the command line finds it out, if there is a trace
+    uint64_t macs_per_token = 0;         // multiply-adds of one token in the layers' matrices
+    std::vector<TensorInfo> tensors;     // of the file, in its order
+    std::vector<std::string> formats{};  // of its kinds of matrices where they differ: lines of --info
+    int max_chunk = 0;                   // tokens that forward() takes at once: the program's file says
     int kv_page = 0;          // positions for which the KV cache takes memory at a time; 0: it has all of it
     bool finds_best = false;  // forward_greedy() is there
 
-    Model() = default;
     virtual ~Model() = default;
 
     // Runs up to max_chunk tokens, tokens[i] at position pos + i. Returns logits (n_logits, vocab_size),
@@ -113,18 +104,17 @@ void describe(Model& m, const ModelFileOf<Config>& file, const TensorList& tenso
     const Config& c = file.config;
     m.config = c;
     m.tokenizer_section = file.tokenizer;
-    m.file_bytes = file.map.bytes().size();
+    m.file_bytes = file.map->bytes.size();
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
     m.kv_bytes_per_position = kv_bytes(c, kv);
-    uint64_t hidden_dims = 0;  // the feed-forward blocks' together, of experts the active ones'
     for (int l = 0; l < c.n_layers; l++) {
-        int of_layer = c.hidden_dim;
+        int hidden_dim = c.hidden_dim;  // of the feed-forward block, of experts the active ones' together
         if constexpr (requires { c.moe; })
-            if (c.has_experts(l)) of_layer = c.moe.n_active * c.moe.hidden_dim;
-        hidden_dims += uint64_t(of_layer);
+            if (c.has_experts(l)) hidden_dim = c.moe.n_active * c.moe.hidden_dim;
+        const uint64_t heads = uint64_t(c.q_dim()) + uint64_t(c.kv_dim());  // in q and o, k and v
+        m.macs_per_token += uint64_t(c.dim) * (2 * heads + 3 * uint64_t(hidden_dim));
     }
-    m.macs_per_token = c.macs_per_token(hidden_dims);
     m.tensors = tensors.all();
 }
 
@@ -137,12 +127,13 @@ inline std::string size_text(uint64_t bytes) {
 // ----------------------------------------------------------------------------
 // Memory
 
-// Throws std::runtime_error, without the file's name, unless all parts together are available. `kind` is
-// "memory" or "device memory". The line has the largest parts, but none below a hundredth.
-inline void check_memory(std::vector<MemoryPart> parts, uint64_t available, const char* kind = "memory") {
+// The bytes of all parts together. Throws std::runtime_error, without the file's name, unless they are
+// available. `kind` is "memory" or "device memory". The line has the largest parts, but none below a
+// hundredth.
+inline uint64_t check_memory(std::vector<MemoryPart> parts, uint64_t available, const char* kind = "memory") {
     uint64_t needed = 0;
     for (const MemoryPart& part : parts) needed += part.bytes;
-    if (needed <= available) return;
+    if (needed <= available) return needed;
     std::stable_sort(parts.begin(), parts.end(),
                      [](const MemoryPart& a, const MemoryPart& b) { return a.bytes > b.bytes; });
     std::string text = format("needs %s of %s, %s are available: ", size_text(needed).c_str(), kind,
@@ -172,8 +163,7 @@ inline MemoryPart kv_part(size_t first, size_t end, uint64_t bytes_per_position,
 inline int context_length(const Options& options, const ModelConfig& config) {
     if (options.ctx == 0) return std::min(4096, config.max_seq_len);
     if (options.ctx <= config.max_seq_len) return options.ctx;
-    throw UsageError(
-        format("--ctx: %d is more than the model's max_seq_len, %d", options.ctx, config.max_seq_len));
+    fail<UsageError>("--ctx: ", options.ctx, " is more than the model's max_seq_len, ", config.max_seq_len);
 }
 
 // The positions that a run is sure to use, as far as its options tell, up to `context`.

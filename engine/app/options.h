@@ -169,11 +169,8 @@ T parse_number(const std::string& option, const std::string& text, T low, T high
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, value);
     if (error != std::errc() || stop != end || !(value >= low && value <= high)) {
-        const std::string line = option + ": '" + text + "' is not a ";
-        if constexpr (std::is_integral_v<T>)
-            throw UsageError(line + "whole number from " + std::to_string(low) + " to " +
-                             std::to_string(high));
-        throw UsageError(line + format("number from %g to %g", double(low), double(high)));
+        const char* kind = std::is_integral_v<T> ? "whole number" : "number";
+        fail<UsageError>(option, ": '", text, "' is not a ", kind, " from ", low, " to ", high);
     }
     return value;
 }
@@ -185,9 +182,8 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
     while (true) {
         int value = -1;
         const auto [stop, error] = std::from_chars(p, end, value);
-        if (error != std::errc() || value < 0 || (stop != end && *stop != ',')) {
-            throw UsageError(option + ": '" + text + "' is not a list of whole numbers like 1,2,3");
-        }
+        if (error != std::errc() || value < 0 || (stop != end && *stop != ','))
+            fail<UsageError>(option, ": '", text, "' is not a list of whole numbers like 1,2,3");
         values.push_back(value);
         if (stop == end) return values;
         p = stop + 1;
@@ -237,10 +233,8 @@ inline std::string suggestion(const std::string& typed, std::span<const OwnOptio
         const std::string name = help.substr(at + 1, end - at - 1);
         const bool is_beginning =
             std::min(typed.size(), name.size()) >= 6 && (typed.starts_with(name) || name.starts_with(typed));
+        if (differ_by_a_letter(typed, name)) return "; did you mean '" + name + "'?";
         if (is_beginning && meant.empty()) meant = name;
-        if (!differ_by_a_letter(typed, name)) continue;
-        meant = name;
-        break;
     }
     return meant.empty() ? "" : "; did you mean '" + meant + "'?";
 }
@@ -343,12 +337,9 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             continue;
         }
         const size_t equals = name.find('=');
-        if (name.starts_with("--") && equals != std::string::npos) {
+        if (equals == 2 || (equals != std::string::npos && name.starts_with("--"))) {
             glued = name.substr(equals + 1);
             name.resize(equals);
-        } else if (equals == 2) {
-            glued = name.substr(3);
-            name.resize(2);
         } else if (name.size() > 2 && name[1] != '-' && (std::isdigit(name[2]) != 0 || name[2] == '.')) {
             glued = name.substr(2);
             name.resize(2);

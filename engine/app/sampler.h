@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <random>
 #include <span>
@@ -32,114 +31,110 @@ inline int argmax(std::span<const float> logits) {
     return int(best);
 }
 
-class Sampler {
-  public:
-    // temperature >= 0; top_k: 0 is off; top_p: 1 is off, and at 0 only the most probable token is left;
-    // min_p: 0 is off; repetition_penalty > 0: 1 is off.
-    Sampler(float temperature, int top_k, float top_p, uint64_t seed, float min_p = 0,
-            float repetition_penalty = 1)
-        : temperature_(temperature),
-          top_k_(size_t(top_k)),
-          top_p_(top_p),
-          min_p_(min_p),
-          repetition_penalty_(repetition_penalty),
-          random_(seed) {}
+struct Sampler {
+    float temperature;  // >= 0
+    int top_k;          // 0: off
+    float top_p;        // 1: off; at 0 only the most probable token is left
+    std::mt19937_64 random;
+    float min_p = 0;                        // 0: off
+    float repetition_penalty = 1;           // > 0; 1: off
+    std::vector<float> weights{};           // (vocab_size,): see sample()
+    std::vector<float> penalized_logits{};  // (vocab_size,)
+    std::vector<int> kept{};                // ids, at most vocab_size
 
     // Whether sample() always takes the largest logit.
-    bool greedy() const { return temperature_ == 0 && repetition_penalty_ == 1; }
+    bool greedy() const { return temperature == 0 && repetition_penalty == 1; }
 
     // logits (vocab_size,) -> token id. `seen`: the ids of the prompt and what was generated so far, each
     // below vocab_size. `repeated`: those that are penalized once more for each time they are in it.
+    // `weights` has then what was drawn by: probabilities up to a factor, 0 for tokens that were cut.
     int sample(std::span<const float> logits, std::span<const int> seen = {},
                std::span<const int> repeated = {}) {
-        if (repetition_penalty_ != 1) logits = penalized(logits, seen, repeated);
+        if (repetition_penalty != 1) logits = penalized(logits, seen, repeated);
         const int best = argmax(logits);
-        if (temperature_ == 0) return best;
+        if (temperature == 0) return best;
         const float max = logits[size_t(best)];
         // +inf wins outright; all NaN or -inf leaves nothing to draw from.
         if (!std::isfinite(max)) return best;
 
         // softmax without its division: a token's weight is its probability relative to the best token's
         const size_t n = logits.size();
-        weights_.resize(n);
+        weights.resize(n);
         double total = 0;
         for (size_t i = 0; i < n; i++) {
-            const float w = std::exp((logits[i] - max) / temperature_);
-            weights_[i] = w >= 0 ? w : 0;  // NaN gets no weight
-            total += weights_[i];
+            const float w = std::exp((logits[i] - max) / temperature);
+            weights[i] = w >= 0 ? w : 0;  // NaN gets no weight
+            total += weights[i];
         }
-        const bool cut_k = top_k_ > 0 && top_k_ < n, cut_p = top_p_ < 1;
+        const bool cut_k = top_k > 0 && size_t(top_k) < n, cut_p = top_p < 1;
         if (cut_k || cut_p) total = cut(cut_k, cut_p, total);
-        if (min_p_ > 0) {  // the best token's weight is 1
+        if (min_p > 0) {  // the best token's weight is 1
             total = 0;
-            for (float& w : weights_) total += w = w < min_p_ ? 0 : w;
+            for (float& w : weights) total += w = w < min_p ? 0 : w;
         }
 
-        // Walking in the order of the ids makes the draw independent of how the cuts shuffled theirs.
-        double r = uniform() * total;
+        // The same on every machine: the standard fixes mt19937_64's sequence but not
+        // std::uniform_real_distribution's. Walking in the order of the ids makes the draw independent of how
+        // the cuts shuffled theirs.
+        double r = double(random() >> 11) * 0x1p-53 * total;
         size_t last = size_t(best);
         for (size_t i = 0; i < n; i++) {
-            if (weights_[i] == 0) continue;
-            r -= weights_[i];
+            if (weights[i] == 0) continue;
+            r -= weights[i];
             last = i;
             if (r < 0) break;
         }
         return int(last);
     }
 
-    // What the last draw, if there was one, drew by: (vocab_size,) probabilities up to a factor, 0 for tokens
-    // that were cut.
-    std::span<const float> weights() const { return weights_; }
-
-  private:
     // The logits with those of the tokens in `seen`, each once, divided by the penalty where they are
     // positive and multiplied by it elsewhere; and the same once more for each of `repeated`.
     std::span<const float> penalized(std::span<const float> logits, std::span<const int> seen,
                                      std::span<const int> repeated) {
         const auto less = [this](float logit) {
-            return logit < 0 ? logit * repetition_penalty_ : logit / repetition_penalty_;
+            return logit < 0 ? logit * repetition_penalty : logit / repetition_penalty;
         };
-        penalized_.assign(logits.begin(), logits.end());
-        for (const int id : seen) penalized_[size_t(id)] = less(logits[size_t(id)]);
+        penalized_logits.assign(logits.begin(), logits.end());
+        for (const int id : seen) penalized_logits[size_t(id)] = less(logits[size_t(id)]);
         for (const int id : repeated) {
-            float& logit = penalized_[size_t(id)];
+            float& logit = penalized_logits[size_t(id)];
             logit = less(logit);
         }
-        return penalized_;
+        return penalized_logits;
     }
 
     // Zeroes the weights of the tokens that the two cuts drop. Returns the sum of the others.
     double cut(bool cut_k, bool cut_p, double total) {
         const auto before = [this](int a, int b) {  // the more probable first, of equals the lower id
-            const float wa = weights_[size_t(a)], wb = weights_[size_t(b)];
+            const float wa = weights[size_t(a)], wb = weights[size_t(b)];
             return wa != wb ? wa > wb : a < b;
         };
         const auto sum = [this](auto from, auto to) {
             double s = 0;
-            for (auto it = from; it != to; ++it) s += weights_[size_t(*it)];
+            for (auto it = from; it != to; ++it) s += weights[size_t(*it)];
             return s;
         };
         // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
         // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
         // vocabulary.
-        const double least = cut_k ? 0 : (1.0 - top_p_) * total / double(weights_.size());
-        kept_.clear();
-        kept_.reserve(weights_.size());
-        for (size_t i = 0; i < weights_.size(); i++) {
-            if (weights_[i] >= least) kept_.push_back(int(i));
+        const double least = cut_k ? 0 : (1.0 - top_p) * total / double(weights.size());
+        kept.clear();
+        kept.reserve(weights.size());
+        for (size_t i = 0; i < weights.size(); i++) {
+            if (weights[i] >= least) kept.push_back(int(i));
         }
-        auto end = kept_.end();
+        auto end = kept.end();
         if (cut_k) {
-            end = kept_.begin() + ptrdiff_t(top_k_);
-            std::nth_element(kept_.begin(), end, kept_.end(), before);
-            total = sum(kept_.begin(), end);
+            end = kept.begin() + ptrdiff_t(top_k);
+            std::nth_element(kept.begin(), end, kept.end(), before);
+            total = sum(kept.begin(), end);
         }
         if (cut_p) {
             // The cut lies in (low, high]. Halve that range, the more probable half in front, until it is
             // one.
-            const double target = top_p_ * total;
+            const double target = top_p * total;
             double mass = 0;  // of [begin, low)
-            auto low = kept_.begin(), high = end;
+            auto low = kept.begin(), high = end;
             while (high - low > 1) {
                 const auto middle = low + (high - low) / 2;
                 std::nth_element(low, middle, high, before);
@@ -154,23 +149,12 @@ class Sampler {
             end = high;
         }
         // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
-        for (auto it = kept_.begin(); it != end; ++it) weights_[size_t(*it)] *= -1;
+        for (auto it = kept.begin(); it != end; ++it) weights[size_t(*it)] *= -1;
         total = 0;
-        for (float& w : weights_) {
+        for (float& w : weights) {
             w = w < 0 ? -w : 0;
             total += w;
         }
         return total;
     }
-
-    // [0, 1), the same on every machine: the standard fixes mt19937_64's sequence but not
-    // std::uniform_real_distribution's.
-    double uniform() { return double(random_() >> 11) * 0x1p-53; }
-
-    float temperature_;
-    size_t top_k_;
-    float top_p_, min_p_, repetition_penalty_;
-    std::mt19937_64 random_;
-    std::vector<float> weights_, penalized_;  // (vocab_size,)
-    std::vector<int> kept_;                   // ids, at most vocab_size
 };

@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,8 +15,7 @@
 #include "engine/os/system.h"
 #include "engine/text/utf8.h"
 
-inline std::string format(const char* pattern, ...) __attribute__((format(PRINTF_FORMAT, 1, 2)));
-inline std::string format(const char* pattern, ...) {
+__attribute__((format(PRINTF_FORMAT, 1, 2))) inline std::string format(const char* pattern, ...) {
     va_list arguments, again;
     va_start(arguments, pattern);
     va_copy(again, arguments);
@@ -116,22 +115,19 @@ class TextFile {
         : option_(option),
           path_(path),
           rule_(option + ": '" + path + "'"),
-          file_(path == "-" ? in : open_file(path, "rb")) {
-        if (file_ == nullptr) fail();
+          file_(in, [](std::FILE*) { return 0; }) {
+        if (path != "-") file_ = {open_file(path, "rb"), std::fclose};
+        if (file_ == nullptr) fail(option_, ": cannot read '", path_, "': ", std::strerror(errno));
     }
-    ~TextFile() {
-        if (path_ != "-") std::fclose(file_);
-    }
-    TextFile(const TextFile&) = delete;
-    TextFile& operator=(const TextFile&) = delete;
 
     // Appends what comes next until `text` has more than n_bytes, or to the file's end or Ctrl-C: then false.
     bool read(std::string& text, size_t n_bytes) {
         char buffer[1 << 16];
         while (!at_end_ && !interrupted && text.size() <= n_bytes) {
-            const size_t n = read_bytes(file_, buffer, sizeof buffer);
+            const size_t n = read_bytes(file_.get(), buffer, sizeof buffer);
             if (n == 0 && interrupted) break;
-            if (n == 0 && std::ferror(file_) != 0) fail();
+            if (n == 0 && std::ferror(file_.get()) != 0)
+                fail(option_, ": cannot read '", path_, "': ", std::strerror(errno));
             at_end_ = n == 0;
             rule_.add({buffer, n}, at_end_, text);
         }
@@ -139,24 +135,8 @@ class TextFile {
     }
 
   private:
-    [[noreturn]] void fail() const {
-        const std::string reason = std::strerror(errno);
-        throw std::runtime_error(option_ + ": cannot read '" + path_ + "': " + reason);
-    }
-
     std::string option_, path_;
     TextRule rule_;
-    std::FILE* file_;
+    std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;  // closes what it has opened
     bool at_end_ = false;
 };
-
-// A line without its end, or as much of it as is more than `most` bytes. False at the end of the input, and
-// when Ctrl-C interrupts the wait for it.
-inline bool read_line(std::FILE* in, std::string& line, size_t most = SIZE_MAX) {
-    line.clear();
-    int c = 0;
-    while (line.size() <= most && (c = read_byte(in)) != EOF && c != '\n') line.push_back(char(c));
-    if (line.size() > most) return true;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    return c == '\n' || (!line.empty() && std::ferror(in) == 0);
-}

@@ -1,19 +1,15 @@
-// Traces: every intermediate tensor of a run, by step name, written as one safetensors file.
+// Traces: every intermediate tensor of a run, by step name, written as one safetensors file, as
+// docs/numerics.md describes it.
 //
 // A run calls forward() several times: a chunk of the prompt, another chunk, then a token at a time. A step's
 // values are appended along the token axis, so that the trace of a run has the same shape however the tokens
 // were fed. Attention scores widen as the context grows; they are padded with zeros on the right when the
 // file is written.
 //
-// A trace may begin at a later position. It then has a tensor `positions`, and only steps of these; but
-// tokens, keys and values are those of all positions, because attention reads them.
-//
 // A trace is in memory until it is written. What it will take is found by running a few tokens while it
 // counts (TraceSize), so that a run which has no room for its trace ends by a line.
 //
 // A trace can also keep nothing but where a value is first not finite (find_not_finite()).
-//
-// Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +20,6 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -35,7 +30,7 @@
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
-#include "engine/model/matrix_format.h"
+#include "engine/model/config.h"
 #include "engine/os/files.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
@@ -107,24 +102,18 @@ class Trace {
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         const bool of_all =
             step == "tokens" || step.ends_with("attn.k_rope") || step.ends_with("attn.v_proj");
-        const std::span outer(shape.begin(), shape.size() - (shape.size() > 0));
-        size_t n_rows = 1;
-        for (const int n : outer) n_rows *= size_t(n);
-        const size_t n_cols = shape.size() > 0 ? size_t(*(shape.end() - 1)) : 1;
-        const size_t n_bytes = n_rows * n_cols * sizeof(T);
+        size_t n_values = 1;
+        for (const int n : shape) n_values *= size_t(n);
+        const size_t n_bytes = n_values * sizeof(T);
         if (counts_) {
             counted_ += n_tokens * (n_bytes + besides);
             if (of_all) counted_before_ += n_tokens * (n_bytes + besides);
             return;
         }
-        if (finds_) return find(step, values, n_tokens, n_rows * n_cols);
+        if (finds_) return find(step, values, n_tokens, n_values);
         Tensor& t = tensors_[step];
         t.type = std::is_same_v<T, uint16_t> ? "F16" : tensor_type<T>;
-        t.value_size = sizeof(T);
-        t.n_dims = shape.size();
-        t.outer.assign(outer.begin(), outer.end());
-        t.n_rows = n_rows;
-        t.width = std::max(t.width, n_cols);
+        t.shape = shape;
         for (size_t i = 0; i < n_tokens; i++) {
             const auto position = int32_t(t.n_seen++);
             if (step == "tokens" && first_position_ > 0) add("positions", &position, 1, {});
@@ -154,14 +143,12 @@ class Trace {
         std::string header = "{";
         size_t offset = 0;
         for (const auto& [step, t] : tensors_) {
-            const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
             header += (offset > 0 ? ",\"" : "\"") + step + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
                       std::to_string(t.tokens.size());
-            for (const int n : t.outer) header += "," + std::to_string(n);
-            if (t.n_dims > 0) header += "," + std::to_string(t.width);
-            header += "],\"data_offsets\":[" + std::to_string(offset) + "," +
-                      std::to_string(offset + n_bytes) + "]}";
-            offset += n_bytes;
+            for (const int n : t.shape) header += "," + std::to_string(n);
+            header += "],\"data_offsets\":[" + std::to_string(offset) + ",";
+            offset += t.tokens.size() * t.last_bytes();
+            header += std::to_string(offset) + "]}";
         }
         header += '}';
         header.resize((header.size() + 7) / 8 * 8, ' ');
@@ -169,10 +156,12 @@ class Trace {
         file.write(&header_bytes, sizeof header_bytes);
         file.write(header.data(), header.size());
         for (const auto& [step, t] : tensors_) {
-            const std::vector<char> zeros(t.width * t.value_size);
+            size_t n_rows = 1;
+            for (size_t i = 1; i < t.shape.size(); i++) n_rows *= size_t(t.shape[i - 1]);
+            const std::vector<char> zeros(t.last_bytes() / n_rows);
             for (const std::vector<char>& token : t.tokens) {
-                const size_t row_bytes = token.size() / t.n_rows;
-                for (size_t r = 0; r < t.n_rows; r++) {
+                const size_t row_bytes = token.size() / n_rows;
+                for (size_t r = 0; r < n_rows; r++) {
                     file.write(token.data() + r * row_bytes, row_bytes);
                     file.write(zeros.data(), zeros.size() - row_bytes);
                 }
@@ -185,13 +174,10 @@ class Trace {
     static constexpr size_t besides = 40;  // bytes that a token of a step takes besides its values
     struct Tensor {
         std::string type;
-        size_t value_size = 0;
-        size_t n_dims = 0;                     // of a token's shape
-        std::vector<int> outer;                // its dimensions but the last
-        size_t n_rows = 1;                     // their product
-        size_t width = 0;                      // the most columns any token has
+        std::vector<int> shape;                // of the last token, which has the longest rows
         size_t n_seen = 0;                     // tokens, kept or not
-        std::deque<std::vector<char>> tokens;  // (n_rows, n_cols) each
+        std::deque<std::vector<char>> tokens;  // the values of each
+        size_t last_bytes() const { return tokens.empty() ? 0 : tokens.back().size(); }
     };
 
     // Looks for values that are not finite, n for each token.

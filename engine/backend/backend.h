@@ -71,10 +71,7 @@ inline const char* missing_function(const QuantGemmBackend& api) {
 // Throws std::runtime_error if there is none in the file, or one for another version of the interface, or if
 // something is missing in it.
 inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
-    std::string error;
-    void* library = load_library(file, error);
-    if (library == nullptr) throw std::runtime_error(error);
-    void* symbol = find_symbol(library, "quant_gemm_backend");
+    void* symbol = library_function(file, "quant_gemm_backend");
     const std::string name = name_of(file);
     if (symbol == nullptr) throw std::runtime_error(name + " has no function quant_gemm_backend");
     const auto* api = reinterpret_cast<decltype(&quant_gemm_backend)>(symbol)();

@@ -3,15 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/app/streams.h"
 #include "engine/backend/backend.h"
 #include "engine/cpu_model.h"
-#include "engine/model/matrix_format.h"
 #include "engine/text/utf8.h"
 
 const OwnOption backend_option = {
@@ -40,24 +39,28 @@ inline std::string choose_kernels(Transformer& m, const Options& options) {
 }
 
 // What --info says of all matrices of a kind together: "q_proj: 4 bits in groups of 64, 1.2 MB, 4.375 bits
-// per weight", or that it has none of its own.
+// per weight", or that it has none of its own. Of q_proj they are layers.0.attn.q_proj.codes and so on.
 inline std::string kind_text(const TensorList& file, const std::string& kind, const MatrixFormat& f,
                              int n_cols) {
-    const auto [n_bytes, n_rows] = file.size_of(kind);
+    uint64_t n_bytes = 0, n_rows = 0;
+    for (const TensorInfo& t : file.all()) {
+        const std::string matrix = t.name.substr(0, t.name.rfind('.'));
+        if (matrix != kind && !matrix.ends_with("." + kind)) continue;
+        n_bytes += t.n_bytes;
+        if (t.name.ends_with(".codes")) n_rows += uint64_t(t.shape[0]);
+    }
     if (n_rows == 0) return kind + ": the embedding";
     return kind + ": " + format_text(f) + ", " + size_text(n_bytes) +
            format(", %.3f bits per weight", 8 * double(n_bytes) / (double(n_rows) * n_cols));
 }
 
 inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
-    auto m = load_transformer(options, trace, false);
-    const std::string kernel = choose_kernels(*m, options);
-    auto model = std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, kernel);
+    auto model = std::make_unique<CpuModel<Transformer>>(options, trace, false);
+    model->kernel = choose_kernels(*model->m, options);
     const auto& c = model->m->file.config;
     for (size_t i = 0; i < c.formats.size(); i++) {
         const TensorList& file = model->m->weights.file;
-        model->own_fields.push_back(
-            {"format", kind_text(file, c.kind_names[i], c.formats[i], c.columns(int(i)))});
+        model->formats.push_back(kind_text(file, c.kind_names[i], c.formats[i], c.columns(int(i))));
     }
     return model;
 }

@@ -11,15 +11,13 @@
 
 namespace {
 
-// A matrix that was loaded: as the program has it, and packed, unless it is read in place.
-struct Loaded {
-    QuantMatrix w;
-    const PackedMatrix* packed;
-};
 struct Context {
     PackedMatrices packed;
-    std::deque<Loaded> matrices;
+    std::deque<QuantProduct>
+        matrices;  // that were loaded, packed unless they are read in place; no `out` yet
 };
+
+int32_t no_memory() { return cpu_fail(QUANT_GEMM_NO_MEMORY, "out of memory"); }
 
 // Where there are no instructions for it (level `portable`): what quant_matmul does, each row expanded once
 // and multiplied by all tokens.
@@ -47,39 +45,44 @@ void multiply_plainly(const QuantRows& x, const QuantProduct& p) {
 
 }  // namespace
 
-void* cpu_open(QuantGemmRunLoop loop) noexcept {
+int32_t cpu_open(void** context, QuantGemmRunLoop loop) noexcept {
     run_loop = loop;
-    return new (std::nothrow) Context;
+    *context = new (std::nothrow) Context;
+    return *context != nullptr ? QUANT_GEMM_OK : no_memory();
 }
 void cpu_close(void* context) noexcept { delete static_cast<Context*>(context); }
 
-void* cpu_load(void* context, const QuantGemmMatrix& w, bool in_place) noexcept try {
+int32_t cpu_load(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix) noexcept try {
     auto* c = static_cast<Context*>(context);
-    return &c->matrices.emplace_back(Loaded{w, in_place ? nullptr : c->packed.add(w)});
+    const PackedMatrix* packed = in_place != 0 ? nullptr : c->packed.add(*w);
+    *matrix = &c->matrices.emplace_back(QuantProduct{nullptr, *w, packed});
+    return QUANT_GEMM_OK;
 } catch (const std::exception&) {
-    return nullptr;
+    return no_memory();
 }
 
-void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
-    const int n = rows.n_cols, size = rows.group_size, groups = n / size;
-    for_each_row(rows.n_rows, [&](int t) {
-        int8_t* codes = rows.codes + size_t(t) * n;
-        float* scales = rows.scales + size_t(t) * groups;
-        int32_t* sums = rows.sums + size_t(t) * groups;
+int32_t cpu_quantize(void*, const QuantGemmRows* rows, const float* x) noexcept {
+    const int n = rows->n_cols, size = rows->group_size, groups = n / size;
+    for_each_row(rows->n_rows, [&](int t) {
+        int8_t* codes = rows->codes + size_t(t) * n;
+        float* scales = rows->scales + size_t(t) * groups;
+        int32_t* sums = rows->sums + size_t(t) * groups;
         quantize_groups(codes, scales, sums, x + size_t(t) * n, n, size);
     });
+    return QUANT_GEMM_OK;
 }
 
-bool cpu_multiply(const QuantGemmRows& x, const QuantGemmProduct* products, int n_products) noexcept try {
-    const QuantRows rows{x.codes, x.scales, x.sums, x.n_rows, x.n_cols, x.group_size};
+int32_t cpu_multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products,
+                     int32_t n_products) noexcept try {
+    const QuantRows rows{x->codes, x->scales, x->sums, x->n_rows, x->n_cols, x->group_size};
     std::vector<QuantProduct> list;
     for (int i = 0; i < n_products; i++) {
-        const auto* matrix = static_cast<const Loaded*>(products[i].matrix);
-        list.push_back({products[i].out, matrix->w, matrix->packed});
+        list.push_back(*static_cast<const QuantProduct*>(products[i].matrix));
+        list.back().out = products[i].out;
     }
-    if (quant_matmul(rows, list)) return true;
+    if (quant_matmul(rows, list)) return QUANT_GEMM_OK;
     for (const QuantProduct& p : list) multiply_plainly(rows, p);
-    return true;
+    return QUANT_GEMM_OK;
 } catch (const std::bad_alloc&) {
-    return false;
+    return no_memory();
 }

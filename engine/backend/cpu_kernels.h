@@ -1,14 +1,15 @@
 // What a back end on a CPU is made of: quantize.h and quant_matmul.h, compiled for a level of its
-// instructions.
+// instructions, as functions of QuantGemmBackend for groups of 32 or 64 activations.
 #pragma once
 
 #include "engine/backend/quant_gemm.h"
 
-// A context, and the threads that the kernels below run in. Null: no memory.
-void* cpu_open(QuantGemmRunLoop loop) noexcept;
+int32_t cpu_open(void** context, QuantGemmRunLoop loop) noexcept;
 void cpu_close(void* context) noexcept;
+int32_t cpu_load(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix) noexcept;
+int32_t cpu_quantize(void* context, const QuantGemmRows* rows, const float* x) noexcept;
+int32_t cpu_multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
+                     int32_t n_products) noexcept;
 
-// As the functions of QuantGemmBackend, for groups of 32 or 64 activations. Null, false: no memory.
-void* cpu_load(void* context, const QuantGemmMatrix& w, bool in_place) noexcept;
-void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept;
-bool cpu_multiply(const QuantGemmRows& x, const QuantGemmProduct* products, int n_products) noexcept;
+// Keeps `why` for error_text() and returns the status. In cpu.cpp.
+int32_t cpu_fail(QuantGemmStatus status, const char* why) noexcept;

@@ -1,5 +1,5 @@
-// What back ends with memory of their own share: errors, which matrices of a model file they multiply, and
-// how those get there.
+// What back ends with memory of their own share: errors, which matrices of a model file they multiply, how
+// those get there, and the table of functions.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,9 @@
 #include <deque>
 #include <exception>
 #include <new>
+#include <set>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "engine/backend/quant_gemm.h"
@@ -25,10 +28,19 @@ inline int32_t fail(QuantGemmStatus status, const char* why) {
     return status;
 }
 
-// What f returns, or the code for what it throws.
+// An error with another status than QUANT_GEMM_FAILED.
+struct DeviceError : std::runtime_error {
+    QuantGemmStatus status;
+    DeviceError(QuantGemmStatus s, const std::string& why) : std::runtime_error(why), status(s) {}
+};
+
+// Calls f. Returns the status for what it throws.
 template <class F>
 int32_t guarded(F f) try {
-    return f();
+    f();
+    return QUANT_GEMM_OK;
+} catch (const DeviceError& e) {
+    return fail(e.status, e.what());
 } catch (const std::bad_alloc&) {
     return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
 } catch (const std::exception& e) {
@@ -51,20 +63,35 @@ inline int32_t accepts(void*, const QuantGemmMatrix* w) {
     return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
 }
 
-// load() of a back end: the matrix is kept in `loaded`, with the addresses of its tables' copies. allocate
-// and upload are the back end's own. Matrices of other scales are not accepted.
-inline int32_t load_tables(std::deque<QuantGemmMatrix>& loaded, const QuantGemmMatrix& w, void** matrix,
-                           void* context, decltype(QuantGemmBackend::allocate) allocate,
-                           decltype(QuantGemmBackend::upload) upload) {
-    return guarded([&] {
-        QuantGemmMatrix& m = loaded.emplace_back(w);
-        *matrix = &m;
-        int32_t status = QUANT_GEMM_OK;
+// ----------------------------------------------------------------------------
+// The functions of a back end
+
+// An open Device, and what it has memory for.
+template <class Device>
+struct Context {
+    Device device;
+    std::set<void*> memory;                // allocated
+    std::deque<QuantGemmMatrix> matrices;  // loaded, with the addresses of their tables' copies
+
+    explicit Context(QuantGemmRunLoop loop) : device(loop) {}
+    ~Context() {
+        for (void* m : memory) guarded([&] { device.release(m); });
+    }
+    Context(const Context&) = delete;
+    Context& operator=(const Context&) = delete;
+
+    void* allocate(size_t n_bytes) { return *memory.insert(device.allocate(n_bytes)).first; }
+    void release(void* m) {
+        memory.erase(m);
+        device.release(m);
+    }
+    // w with the addresses of its tables' copies. accepts() has refused other scales.
+    void* load(const QuantGemmMatrix& w) {
+        QuantGemmMatrix& m = matrices.emplace_back(w);
         const auto copy = [&](auto& address, size_t n_bytes) {
-            void* to = nullptr;
             if (address == nullptr) return;
-            if (status == QUANT_GEMM_OK) status = allocate(context, &to, n_bytes);
-            if (status == QUANT_GEMM_OK) status = upload(context, to, address, n_bytes);
+            void* to = allocate(n_bytes);
+            device.upload(to, address, n_bytes);
             address = static_cast<std::remove_reference_t<decltype(address)>>(to);
         };
         const size_t n_rows = size_t(w.n_rows), groups = size_t(w.n_cols / w.group);
@@ -75,6 +102,51 @@ inline int32_t load_tables(std::deque<QuantGemmMatrix>& loaded, const QuantGemmM
         copy(m.mask, n_rows * size_t(w.n_cols) / 8);
         copy(m.zeros, n_rows * ((groups + 1) / 2));
         copy(m.levels, n_rows * groups);
-        return status;
-    });
+        return &m;
+    }
+};
+
+// The table of a back end that is a class: Device(loop) opens it. Its rank(), allocate(n_bytes),
+// release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and
+// multiply(w, x, out), of one product, are as in QuantGemmBackend, but throw where they fail.
+template <class Device>
+QuantGemmBackend functions_of(const char* name) {
+    using C = Context<Device>;
+    QuantGemmBackend f{};
+    f.version = QUANT_GEMM_VERSION;
+    f.name = name;
+    f.rank = [] {
+        int32_t rank = 0;
+        guarded([&] { rank = Device::rank(); });
+        return rank;
+    };
+    f.open = [](void** context, QuantGemmRunLoop loop) { return guarded([&] { *context = new C(loop); }); };
+    f.close = [](void* c) { delete static_cast<C*>(c); };
+    f.accepts = accepts;
+    f.load = [](void* c, const QuantGemmMatrix* w, int32_t, void** matrix) {
+        return guarded([&] { *matrix = static_cast<C*>(c)->load(*w); });
+    };
+    f.allocate = [](void* c, void** memory, size_t n_bytes) {
+        return guarded([&] { *memory = static_cast<C*>(c)->allocate(n_bytes); });
+    };
+    f.release = [](void* c, void* memory) { guarded([&] { static_cast<C*>(c)->release(memory); }); };
+    f.upload = [](void* c, void* to, const void* from, size_t n_bytes) {
+        return guarded([&] { static_cast<C*>(c)->device.upload(to, from, n_bytes); });
+    };
+    f.download = [](void* c, void* to, const void* from, size_t n_bytes) {
+        return guarded([&] { static_cast<C*>(c)->device.download(to, from, n_bytes); });
+    };
+    f.quantize = [](void* c, const QuantGemmRows* rows, const float* x) {
+        return guarded([&] { static_cast<C*>(c)->device.quantize(*rows, x); });
+    };
+    f.multiply = [](void* c, const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n) {
+        return guarded([&] {
+            for (const QuantGemmProduct* p = products; p < products + n; p++) {
+                const auto* w = static_cast<const QuantGemmMatrix*>(p->matrix);
+                static_cast<C*>(c)->device.multiply(*w, *x, p->out);
+            }
+        });
+    };
+    f.error_text = error_text;
+    return f;
 }

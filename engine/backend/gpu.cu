@@ -5,8 +5,6 @@
 // takes a row. For many, a block takes 64 rows and 64 tokens, and on NVIDIA's GPUs the tensor cores multiply.
 // Each group is an exact int32 sum, as everywhere.
 #include <cstdint>
-#include <deque>
-#include <set>
 
 #include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
@@ -295,73 +293,10 @@ constexpr const char* backend_name = SIMT_WARP_SIZE == 32 ? "emulated" : "emulat
 constexpr int32_t backend_rank = 1;
 #endif
 
-int32_t status_of(cudaError_t error) {
-    if (error == cudaSuccess) return QUANT_GEMM_OK;
-    return fail(error == cudaErrorMemoryAllocation ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
-                cudaGetErrorString(error));
-}
-
-struct Context {
-    int warp_lanes = 32;
-    std::set<void*> memory;                // allocated
-    std::deque<QuantGemmMatrix> matrices;  // loaded
-};
-
-int32_t rank() {
-    int n = 0;
-    return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? backend_rank : 0;
-}
-
-int32_t open(void** context, [[maybe_unused]] QuantGemmRunLoop loop) {
-    return guarded([&]() -> int32_t {
-        if (rank() == 0) return fail(QUANT_GEMM_NO_DEVICE, "there is no such GPU, or no driver for it");
-        auto* c = new Context;
-#if defined(__HIPCC__)
-        hipDeviceProp_t device;
-        if (hipGetDeviceProperties(&device, 0) == hipSuccess) c->warp_lanes = device.warpSize;
-#elif !defined(__CUDACC__)
-        c->warp_lanes = simt::warp_size;
-        simt::run_loop = loop;
-#endif
-        *context = c;
-        return QUANT_GEMM_OK;
-    });
-}
-void close(void* context) {
-    auto* c = static_cast<Context*>(context);
-    for (void* m : c->memory) (void)cudaFree(m);
-    delete c;
-}
-
-int32_t allocate(void* context, void** memory, size_t n_bytes) {
-    return guarded([&] {
-        const int32_t status = status_of(cudaMalloc(memory, n_bytes));
-        if (status == QUANT_GEMM_OK) static_cast<Context*>(context)->memory.insert(*memory);
-        return status;
-    });
-}
-void release(void* context, void* memory) {
-    static_cast<Context*>(context)->memory.erase(memory);
-    (void)cudaFree(memory);
-}
-int32_t upload(void*, void* to, const void* from, size_t n_bytes) {
-    return status_of(cudaMemcpy(to, from, n_bytes, cudaMemcpyHostToDevice));
-}
-int32_t download(void*, void* to, const void* from, size_t n_bytes) {
-    return status_of(cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost));
-}
-
-int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
-    return load_tables(static_cast<Context*>(context)->matrices, *w, matrix, context, allocate, upload);
-}
-
-int32_t quantize(void*, const QuantGemmRows* rows, const float* x) {
-    return guarded([&]() -> int32_t {
-        const int n_groups = rows->n_rows * (rows->n_cols / rows->group_size);
-        const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
-        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, *rows, x, n_groups);
-        return QUANT_GEMM_OK;
-    });
+void check(cudaError_t error) {
+    if (error == cudaSuccess) return;
+    throw DeviceError(error == cudaErrorMemoryAllocation ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
+                      cudaGetErrorString(error));
 }
 
 // With more tokens than this, tiles cost less than reading the weights again for each four.
@@ -389,26 +324,55 @@ void multiply_matrix([[maybe_unused]] int warp_lanes, const QuantGemmMatrix& w, 
     by_rows<F, 32>(w, x, out);
 }
 
-int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
-                 int32_t n_products) {
-    return guarded([&]() -> int32_t {
-        for (int32_t p = 0; p < n_products; p++) {
-            const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
-            auto* run = w.bits == 8           ? multiply_matrix<Format<8, false, false>>
-                        : w.mask != nullptr   ? multiply_matrix<Format<4, true, false>>
-                        : w.bits == 4         ? multiply_matrix<Format<4, false, false>>
-                        : w.levels != nullptr ? multiply_matrix<Format<2, false, true>>
-                                              : multiply_matrix<Format<2, false, false>>;
-            run(static_cast<Context*>(context)->warp_lanes, w, *x, products[p].out);
-        }
-        return QUANT_GEMM_OK;
-    });
-}
+struct Gpu {
+    int warp_lanes = 32;
 
-constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,   load,
-    allocate,           release, upload,       download, quantize, multiply, error_text};
+    static int32_t rank() {
+        int n = 0;
+        return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? backend_rank : 0;
+    }
+    explicit Gpu([[maybe_unused]] QuantGemmRunLoop loop) {
+        if (rank() == 0) throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no such GPU, or no driver for it");
+#if defined(__HIPCC__)
+        hipDeviceProp_t device;
+        if (hipGetDeviceProperties(&device, 0) == hipSuccess) warp_lanes = device.warpSize;
+#elif !defined(__CUDACC__)
+        warp_lanes = simt::warp_size;
+        simt::run_loop = loop;
+#endif
+    }
+
+    void* allocate(size_t n_bytes) {
+        void* memory = nullptr;
+        check(cudaMalloc(&memory, n_bytes));
+        return memory;
+    }
+    void release(void* memory) { (void)cudaFree(memory); }
+    void upload(void* to, const void* from, size_t n_bytes) {
+        check(cudaMemcpy(to, from, n_bytes, cudaMemcpyHostToDevice));
+    }
+    void download(void* to, const void* from, size_t n_bytes) {
+        check(cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost));
+    }
+
+    void quantize(const QuantGemmRows& rows, const float* x) {
+        const int n_groups = rows.n_rows * (rows.n_cols / rows.group_size);
+        const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
+        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, rows, x, n_groups);
+    }
+    void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
+        auto* run = w.bits == 8           ? multiply_matrix<Format<8, false, false>>
+                    : w.mask != nullptr   ? multiply_matrix<Format<4, true, false>>
+                    : w.bits == 4         ? multiply_matrix<Format<4, false, false>>
+                    : w.levels != nullptr ? multiply_matrix<Format<2, false, true>>
+                                          : multiply_matrix<Format<2, false, false>>;
+        run(warp_lanes, w, x, out);
+    }
+};
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return &backend; }
+const QuantGemmBackend* quant_gemm_backend() {
+    static const QuantGemmBackend backend = functions_of<Gpu>(backend_name);
+    return &backend;
+}

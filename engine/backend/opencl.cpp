@@ -6,10 +6,10 @@
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
 
-#include <deque>
 #include <memory>
-#include <set>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "engine/backend/device.h"
@@ -123,12 +123,12 @@ __kernel void quantize(__global const float* x, __global char* codes, __global f
 }
 )";
 
-int32_t status_of(cl_int error) {
-    if (error == CL_SUCCESS) return QUANT_GEMM_OK;
+void check(cl_int error) {
+    if (error == CL_SUCCESS) return;
     const bool memory = error == CL_MEM_OBJECT_ALLOCATION_FAILURE || error == CL_OUT_OF_RESOURCES ||
                         error == CL_OUT_OF_HOST_MEMORY || error == CL_INVALID_BUFFER_SIZE;
-    return fail(memory ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
-                ("OpenCL error " + std::to_string(error)).c_str());
+    throw DeviceError(memory ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
+                      "OpenCL error " + std::to_string(error));
 }
 
 struct Device {
@@ -136,11 +136,12 @@ struct Device {
     int32_t rank = 0;
 };
 
-// The best device. It has to divide as IEEE 754 says and to keep subnormals, so that scales are exact.
+// The best device. It has to divide as IEEE 754 says and to keep subnormals, so that scales are exact. Throws
+// if there is none.
 Device best_device() {
     Device best;
     cl_uint n_platforms = 0;
-    if (clGetPlatformIDs(0, nullptr, &n_platforms) != CL_SUCCESS) return best;
+    if (clGetPlatformIDs(0, nullptr, &n_platforms) != CL_SUCCESS) n_platforms = 0;
     std::vector<cl_platform_id> platforms(n_platforms);
     clGetPlatformIDs(n_platforms, platforms.data(), nullptr);
     for (cl_platform_id platform : platforms) {
@@ -159,149 +160,98 @@ Device best_device() {
             if (rank > best.rank) best = {device, rank};
         }
     }
+    if (best.id == nullptr)
+        throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device whose arithmetic is IEEE 754's");
     return best;
 }
 
-struct Context {
-    cl_context context = nullptr;
-    cl_command_queue queue = nullptr;
-    cl_program program = nullptr;
-    cl_kernel multiply = nullptr, quantize = nullptr;
-    std::set<cl_mem> memory;               // allocated
-    std::deque<QuantGemmMatrix> matrices;  // loaded
+// Arguments of a kernel: addresses, each a cl_mem or null, and ints.
+template <class... Arguments>
+void set_arguments(cl_kernel kernel, Arguments... arguments) {
+    cl_uint i = 0;
+    (check(clSetKernelArg(kernel, i++, sizeof arguments, &arguments)), ...);
+}
 
-    ~Context() {
-        for (cl_mem m : memory) clReleaseMemObject(m);
-        if (multiply != nullptr) clReleaseKernel(multiply);
-        if (quantize != nullptr) clReleaseKernel(quantize);
-        if (program != nullptr) clReleaseProgram(program);
-        if (queue != nullptr) clReleaseCommandQueue(queue);
-        if (context != nullptr) clReleaseContext(context);
+// What clCreate... made.
+template <auto release>
+struct Release {
+    void operator()(auto* created) const { release(created); }
+};
+template <class T, auto release>
+using Owned = std::unique_ptr<std::remove_pointer_t<T>, Release<release>>;
+
+// Addresses are cl_mem.
+struct OpenCl {
+    Owned<cl_context, clReleaseContext> context;
+    Owned<cl_command_queue, clReleaseCommandQueue> queue;
+    Owned<cl_program, clReleaseProgram> program;
+    Owned<cl_kernel, clReleaseKernel> multiply_kernel, quantize_kernel;
+
+    static int32_t rank() { return best_device().rank; }
+    explicit OpenCl(QuantGemmRunLoop) {
+        const Device device = best_device();
+        cl_int e = CL_SUCCESS;
+        context.reset(clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e));
+        check(e);
+        queue.reset(clCreateCommandQueue(context.get(), device.id, 0, &e));
+        check(e);
+        const char* source = kernels;
+        program.reset(clCreateProgramWithSource(context.get(), 1, &source, nullptr, &e));
+        check(e);
+        if (clBuildProgram(program.get(), 1, &device.id, "-cl-fp32-correctly-rounded-divide-sqrt", nullptr,
+                           nullptr) != CL_SUCCESS) {
+            std::vector<char> log(4096);
+            clGetProgramBuildInfo(program.get(), device.id, CL_PROGRAM_BUILD_LOG, log.size() - 1, log.data(),
+                                  nullptr);
+            throw std::runtime_error("the kernels do not compile: " + std::string(log.data()));
+        }
+        multiply_kernel.reset(clCreateKernel(program.get(), "multiply", &e));
+        check(e);
+        quantize_kernel.reset(clCreateKernel(program.get(), "quantize", &e));
+        check(e);
+    }
+
+    void* allocate(size_t n_bytes) {
+        cl_int e = CL_SUCCESS;
+        cl_mem m = clCreateBuffer(context.get(), CL_MEM_READ_WRITE, n_bytes > 0 ? n_bytes : 1, nullptr, &e);
+        check(e);
+        return m;
+    }
+    void release(void* memory) { clReleaseMemObject(static_cast<cl_mem>(memory)); }
+    void upload(void* to, const void* from, size_t n_bytes) {
+        if (n_bytes == 0) return;
+        check(clEnqueueWriteBuffer(queue.get(), static_cast<cl_mem>(to), CL_TRUE, 0, n_bytes, from, 0,
+                                   nullptr, nullptr));
+    }
+    void download(void* to, const void* from, size_t n_bytes) {
+        if (n_bytes == 0) return;
+        cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
+        check(clEnqueueReadBuffer(queue.get(), m, CL_TRUE, 0, n_bytes, to, 0, nullptr, nullptr));
+    }
+
+    void quantize(const QuantGemmRows& rows, const float* x) {
+        set_arguments(quantize_kernel.get(), x, rows.codes, rows.scales, rows.sums, rows.group_size);
+        const size_t n = size_t(rows.n_rows) * size_t(rows.n_cols / rows.group_size);
+        check(clEnqueueNDRangeKernel(queue.get(), quantize_kernel.get(), 1, nullptr, &n, nullptr, 0, nullptr,
+                                     nullptr));
+    }
+    void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
+        const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
+                  halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
+        set_arguments(multiply_kernel.get(), w.codes, w.mask, w.scales, w.zeros, w.levels, w.bits, sparse,
+                      two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size, x.codes, x.scales,
+                      x.n_rows, out);
+        const size_t local[2] = {items, 1};
+        const size_t global[2] = {size_t(w.n_rows) * items,
+                                  (size_t(x.n_rows) + tokens_at_once - 1) / tokens_at_once};
+        check(clEnqueueNDRangeKernel(queue.get(), multiply_kernel.get(), 2, nullptr, global, local, 0,
+                                     nullptr, nullptr));
     }
 };
 
-int32_t rank() {
-    int32_t found = 0;
-    guarded([&]() -> int32_t {
-        found = best_device().rank;
-        return QUANT_GEMM_OK;
-    });
-    return found;
-}
-
-int32_t open_device(Context& c) {
-    const Device device = best_device();
-    if (device.id == nullptr)
-        return fail(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device whose arithmetic is IEEE 754's");
-    cl_int e = CL_SUCCESS;
-    c.context = clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e);
-    if (e == CL_SUCCESS) c.queue = clCreateCommandQueue(c.context, device.id, 0, &e);
-    const char* source = kernels;
-    if (e == CL_SUCCESS) c.program = clCreateProgramWithSource(c.context, 1, &source, nullptr, &e);
-    if (e != CL_SUCCESS) return status_of(e);
-    if (clBuildProgram(c.program, 1, &device.id, "-cl-fp32-correctly-rounded-divide-sqrt", nullptr,
-                       nullptr) != CL_SUCCESS) {
-        std::vector<char> log(4096);
-        clGetProgramBuildInfo(c.program, device.id, CL_PROGRAM_BUILD_LOG, log.size() - 1, log.data(),
-                              nullptr);
-        return fail(QUANT_GEMM_FAILED, ("the kernels do not compile: " + std::string(log.data())).c_str());
-    }
-    c.multiply = clCreateKernel(c.program, "multiply", &e);
-    if (e == CL_SUCCESS) c.quantize = clCreateKernel(c.program, "quantize", &e);
-    return status_of(e);
-}
-int32_t open(void** context, QuantGemmRunLoop) {
-    return guarded([&]() -> int32_t {
-        auto c = std::make_unique<Context>();
-        const int32_t status = open_device(*c);
-        if (status == QUANT_GEMM_OK) *context = c.release();
-        return status;
-    });
-}
-void close(void* context) { delete static_cast<Context*>(context); }
-
-// Addresses are cl_mem.
-int32_t allocate(void* context, void** memory, size_t n_bytes) {
-    return guarded([&]() -> int32_t {
-        auto* c = static_cast<Context*>(context);
-        cl_int e = CL_SUCCESS;
-        cl_mem m = clCreateBuffer(c->context, CL_MEM_READ_WRITE, n_bytes > 0 ? n_bytes : 1, nullptr, &e);
-        if (e != CL_SUCCESS) return status_of(e);
-        c->memory.insert(m);
-        *memory = m;
-        return QUANT_GEMM_OK;
-    });
-}
-void release(void* context, void* memory) {
-    static_cast<Context*>(context)->memory.erase(static_cast<cl_mem>(memory));
-    clReleaseMemObject(static_cast<cl_mem>(memory));
-}
-int32_t upload(void* context, void* to, const void* from, size_t n_bytes) {
-    if (n_bytes == 0) return QUANT_GEMM_OK;
-    return status_of(clEnqueueWriteBuffer(static_cast<Context*>(context)->queue, static_cast<cl_mem>(to),
-                                          CL_TRUE, 0, n_bytes, from, 0, nullptr, nullptr));
-}
-int32_t download(void* context, void* to, const void* from, size_t n_bytes) {
-    if (n_bytes == 0) return QUANT_GEMM_OK;
-    cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
-    return status_of(clEnqueueReadBuffer(static_cast<Context*>(context)->queue, m, CL_TRUE, 0, n_bytes, to, 0,
-                                         nullptr, nullptr));
-}
-
-int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
-    return load_tables(static_cast<Context*>(context)->matrices, *w, matrix, context, allocate, upload);
-}
-
-// An argument of a kernel: an address, possibly null, or an int.
-cl_int set_argument(cl_kernel kernel, cl_uint i, const void* address) {
-    cl_mem m = static_cast<cl_mem>(const_cast<void*>(address));
-    return clSetKernelArg(kernel, i, sizeof m, &m);
-}
-cl_int set_argument(cl_kernel kernel, cl_uint i, int32_t value) {
-    return clSetKernelArg(kernel, i, sizeof value, &value);
-}
-// All of them. Returns the first error.
-template <class... Arguments>
-cl_int set_arguments(cl_kernel kernel, Arguments... arguments) {
-    cl_uint i = 0;
-    cl_int error = CL_SUCCESS;
-    ((error = error == CL_SUCCESS ? set_argument(kernel, i++, arguments) : error), ...);
-    return error;
-}
-
-int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
-    auto* c = static_cast<Context*>(context);
-    const cl_int e = set_arguments(c->quantize, x, rows->codes, rows->scales, rows->sums, rows->group_size);
-    if (e != CL_SUCCESS) return status_of(e);
-    const size_t n = size_t(rows->n_rows) * size_t(rows->n_cols / rows->group_size);
-    return status_of(
-        clEnqueueNDRangeKernel(c->queue, c->quantize, 1, nullptr, &n, nullptr, 0, nullptr, nullptr));
-}
-
-int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
-                 int32_t n_products) {
-    auto* c = static_cast<Context*>(context);
-    for (int32_t p = 0; p < n_products; p++) {
-        const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
-        const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
-                  halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
-        cl_int e = set_arguments(c->multiply, w.codes, w.mask, w.scales, w.zeros, w.levels, w.bits, sparse,
-                                 two_level, halves, w.n_rows, w.n_cols, w.group, x->group_size, x->codes,
-                                 x->scales, x->n_rows, products[p].out);
-        if (e != CL_SUCCESS) return status_of(e);
-        const size_t local[2] = {items, 1};
-        const size_t global[2] = {size_t(w.n_rows) * items,
-                                  (size_t(x->n_rows) + tokens_at_once - 1) / tokens_at_once};
-        e = clEnqueueNDRangeKernel(c->queue, c->multiply, 2, nullptr, global, local, 0, nullptr, nullptr);
-        if (e != CL_SUCCESS) return status_of(e);
-    }
-    return QUANT_GEMM_OK;
-}
-
-constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,   load,
-    allocate,           release, upload,   download, quantize, multiply, error_text};
-
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return &backend; }
+const QuantGemmBackend* quant_gemm_backend() {
+    static const QuantGemmBackend backend = functions_of<OpenCl>("opencl");
+    return &backend;
+}

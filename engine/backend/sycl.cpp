@@ -6,11 +6,9 @@
 #include <sycl/sycl.hpp>
 
 #include <algorithm>
-#include <deque>
+#include <exception>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <set>
 
 #include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
@@ -145,113 +143,57 @@ int32_t rank_of(const sycl::device& device) {
     return device.is_gpu() ? 105 : 1;  // a CPU has faster back ends
 }
 
-std::optional<sycl::device> best_device() {
+// Throws if there is none.
+sycl::device best_device() {
     std::optional<sycl::device> best;
     for (const sycl::device& device : sycl::device::get_devices())
         if (rank_of(device) > (best ? rank_of(*best) : 0)) best = device;
-    return best;
-}
-int32_t rank() {
-    int32_t found = 0;
-    guarded([&]() -> int32_t {
-        if (const auto device = best_device()) found = rank_of(*device);
-        return QUANT_GEMM_OK;
-    });
-    return found;
+    if (!best)
+        throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no SYCL device whose arithmetic is IEEE 754's");
+    return *best;
 }
 
 void rethrow(const sycl::exception_list& errors) {
     for (const std::exception_ptr& e : errors) std::rethrow_exception(e);
 }
 
-struct Context {
+struct Sycl {
     sycl::queue queue;
-    std::set<void*> memory;                // allocated
-    std::deque<QuantGemmMatrix> matrices;  // loaded
 
-    explicit Context(const sycl::device& device)
-        : queue(device, rethrow, {sycl::property::queue::in_order()}) {}
-};
+    static int32_t rank() { return rank_of(best_device()); }
+    explicit Sycl(QuantGemmRunLoop) : queue(best_device(), rethrow, {sycl::property::queue::in_order()}) {}
 
-int32_t open(void** context, QuantGemmRunLoop) {
-    return guarded([&]() -> int32_t {
-        const auto device = best_device();
-        if (!device)
-            return fail(QUANT_GEMM_NO_DEVICE, "there is no SYCL device whose arithmetic is IEEE 754's");
-        *context = new Context(*device);
-        return QUANT_GEMM_OK;
-    });
-}
-void close(void* context) {
-    guarded([&]() -> int32_t {
-        const std::unique_ptr<Context> c(static_cast<Context*>(context));
-        c->queue.wait();
-        for (void* m : c->memory) sycl::free(m, c->queue);
-        return QUANT_GEMM_OK;
-    });
-}
-
-int32_t allocate(void* context, void** memory, size_t n_bytes) {
-    return guarded([&]() -> int32_t {
-        auto* c = static_cast<Context*>(context);
-        void* m = sycl::malloc_device(std::max(n_bytes, size_t(1)), c->queue);
-        if (m == nullptr) return fail(QUANT_GEMM_NO_MEMORY, "the device has too little memory");
-        c->memory.insert(m);
-        *memory = m;
-        return QUANT_GEMM_OK;
-    });
-}
-// Freeing does not wait for kernels, which may still read it.
-void release(void* context, void* memory) {
-    guarded([&]() -> int32_t {
-        auto* c = static_cast<Context*>(context);
-        c->memory.erase(memory);
-        c->queue.wait();
-        sycl::free(memory, c->queue);
-        return QUANT_GEMM_OK;
-    });
-}
-int32_t copy(void* context, void* to, const void* from, size_t n_bytes) {
-    return guarded([&]() -> int32_t {
-        auto& queue = static_cast<Context*>(context)->queue;
+    void* allocate(size_t n_bytes) {
+        void* m = sycl::malloc_device(std::max(n_bytes, size_t(1)), queue);
+        if (m == nullptr) throw DeviceError(QUANT_GEMM_NO_MEMORY, "the device has too little memory");
+        return m;
+    }
+    // Freeing does not wait for kernels, which may still read it.
+    void release(void* memory) {
+        queue.wait();
+        sycl::free(memory, queue);
+    }
+    void upload(void* to, const void* from, size_t n_bytes) {
         queue.memcpy(to, from, n_bytes);
         queue.wait_and_throw();
-        return QUANT_GEMM_OK;
-    });
-}
+    }
+    void download(void* to, const void* from, size_t n_bytes) { upload(to, from, n_bytes); }
 
-int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
-    return load_tables(static_cast<Context*>(context)->matrices, *w, matrix, context, allocate, copy);
-}
-
-int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
-    return guarded([&]() -> int32_t {
-        const size_t n = size_t(rows->n_rows) * size_t(rows->n_cols / rows->group_size);
-        static_cast<Context*>(context)->queue.parallel_for(
-            sycl::range<1>(n), [to = *rows, x](sycl::id<1> g) { quantize_group(to, x, g[0]); });
-        return QUANT_GEMM_OK;
-    });
-}
-
-int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
-                 int32_t n_products) {
-    return guarded([&]() -> int32_t {
-        for (int32_t p = 0; p < n_products; p++) {
-            const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
-            const sycl::range<2> local(1, n_items),
-                global(size_t(x->n_rows + tokens_at_once - 1) / tokens_at_once, size_t(w.n_rows) * n_items);
-            static_cast<Context*>(context)->queue.parallel_for(
-                sycl::nd_range<2>(global, local),
-                [w, x = *x, out = products[p].out](sycl::nd_item<2> item) { multiply_row(item, w, x, out); });
-        }
-        return QUANT_GEMM_OK;
-    });
-}
-
-constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 0,       "sycl", rank, open,     close,    accepts,   load,
-    allocate,           release, copy,   copy, quantize, multiply, error_text};
+    void quantize(const QuantGemmRows& rows, const float* x) {
+        const size_t n = size_t(rows.n_rows) * size_t(rows.n_cols / rows.group_size);
+        queue.parallel_for(sycl::range<1>(n), [to = rows, x](sycl::id<1> g) { quantize_group(to, x, g[0]); });
+    }
+    void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
+        const sycl::range<2> local(1, n_items),
+            global(size_t(x.n_rows + tokens_at_once - 1) / tokens_at_once, size_t(w.n_rows) * n_items);
+        queue.parallel_for(sycl::nd_range<2>(global, local),
+                           [w, x, out](sycl::nd_item<2> item) { multiply_row(item, w, x, out); });
+    }
+};
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return &backend; }
+const QuantGemmBackend* quant_gemm_backend() {
+    static const QuantGemmBackend backend = functions_of<Sycl>("sycl");
+    return &backend;
+}

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "engine/cpu/attention_kernels.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/process.h"
+#include "engine/os/system.h"
 #include "engine/os/threads.h"
 
 // Query heads that share a kv head read the same keys and values, so they go together, and with them those of

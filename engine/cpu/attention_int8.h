@@ -21,18 +21,98 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "engine/cpu/attention_kernels.h"
-#include "engine/cpu/int8_kv_cache.h"
+#include "engine/cpu/instructions.h"
+#include "engine/cpu/kv_cache.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/transpose.h"
 #include "engine/cpu/vector.h"
 #include "engine/model/config.h"
-#include "engine/os/process.h"
+#include "engine/os/memory.h"
+#include "engine/os/system.h"
 #include "engine/os/threads.h"
+
+// The KV cache: codes, in the order in which the kernels below read them, flipped as the instruction set
+// wants weights to be. kv_cache.h's int8 format has the same codes in another order, for products in fp32. A
+// cache for no positions takes no memory.
+template <class Isa>
+class Int8KvCacheOf : public KvPages {
+  public:
+    static constexpr int key_block = 2 * Isa::lanes;  // positions whose keys lie side by side
+    static_assert(page % key_block == 0);
+    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
+    static constexpr int max_context = 133144;
+
+    // Numbers that a thread needs for its queries' weights, in rows of `width` positions. Rounded up to a
+    // power of two, so that they do not grow with every token.
+    static size_t attention_room(size_t width) { return max_attention_rows * std::bit_ceil(width); }
+
+    // Throws std::runtime_error for a context beyond max_context.
+    Int8KvCacheOf(int n_layers, int n_kv_heads, int head_dim, int context)
+        : KvPages(n_layers, n_kv_heads, head_dim, context) {
+        if (context == 0) return;
+        if (context > max_context) {
+            throw std::runtime_error("--attn int8: the context is " + std::to_string(context) +
+                                     ", expected at most " + std::to_string(max_context) +
+                                     ", so that sums stay within int32 (--ctx)");
+        }
+        take_memory(size_t(key_bytes()), size_t(value_bytes()), true);
+        // What attention_int8() takes: weights in fp32, their codes, and these packed.
+        const uint64_t room = uint64_t(threads().size()) * attention_room(size_t(context));
+        MemoryCount::counts_as_used(room * (sizeof(float) + 2 * sizeof(int8_t)));
+    }
+
+    // Bytes of a position and head, padded to whole groups of four codes, or to whole vectors.
+    int key_bytes() const { return (head_dim_ + 3) / 4 * 4; }
+    int value_bytes() const { return (head_dim_ + Isa::lanes - 1) / Isa::lanes * Isa::lanes; }
+
+    // Appends k and v of one layer, of tokens at positions pos, pos + 1, ...: n_kv_heads groups of head_dim
+    // codes for each token.
+    void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
+        parallel_for(k.n_rows * n_kv_heads_, [&](int i) {
+            const int t = i / n_kv_heads_, h = i % n_kv_heads_;
+            append(layer, h, pos + t, k.row_codes(t) + h * head_dim_, k.row_scales(t)[h],
+                   v.row_codes(t) + h * head_dim_, v.row_scales(t)[h]);
+        });
+    }
+    // Appends codes of k and v (head_dim,) and their scales, of one position and kv head.
+    void append(int layer, int head, int pos, const int8_t* k, float k_scale, const int8_t* v,
+                float v_scale) {
+        const int lane = pos % key_block;
+        auto* keys = keys_.as<uint8_t>() + head_at(layer, head, pos - lane) * key_bytes() + 4 * lane;
+        auto* values = values_.as<uint8_t>() + head_at(layer, head, pos - pos % 4) * value_bytes() + pos % 4;
+        for (int d = 0; d < head_dim_; d++) {
+            keys[d / 4 * 4 * key_block + d % 4] = uint8_t(k[d]) ^ Isa::flip;
+            values[4 * d] = uint8_t(v[d]) ^ Isa::flip;
+        }
+        *scale_at(key_scales_, layer, head, pos) = k_scale;
+        *scale_at(value_scales_, layer, head, pos) = v_scale;
+    }
+    // As KvCache::fill().
+    void fill(int n) {
+        fill_by(
+            n, [](int i) { return int8_t(i * 7919 % 255 - 127); },
+            [&](int layer, int head, int pos, const int8_t* x) {
+                append(layer, head, pos, x, 0.01f, x, 0.01f);
+            });
+    }
+
+    // Keys of positions pos .. pos + key_block - 1, [d / 4][position][d % 4]; pos is a multiple of key_block.
+    const uint8_t* keys(int layer, int head, int pos) const {
+        return keys_.as<const uint8_t>() + head_at(layer, head, pos) * key_bytes();
+    }
+    // Values from position pos, a multiple of 4, to the end of its page: [position / 4][d][position % 4].
+    const uint8_t* values(int layer, int head, int pos) const {
+        return values_.as<const uint8_t>() + head_at(layer, head, pos) * value_bytes();
+    }
+};
+using Int8KvCache = Int8KvCacheOf<AttentionIsa>;
 
 // Queries that go through together against two vectors of keys: as many sums as the registers hold.
 template <class Isa>
@@ -112,7 +192,7 @@ __attribute__((noinline)) void score_keys_int8(float* scores, size_t stride, con
     for (int r = 0; r < n_rows; r++) {
         UNROLL(2)
         for (int v = 0; v < 2; v++) {
-            const auto scales = Isa::scales(key_scales + v * Isa::lanes, q.scale[first + r]);
+            const auto scales = Isa::load_floats(key_scales + v * Isa::lanes) * q.scale[first + r];
             Isa::store(scores + r * stride + v * Isa::lanes,
                        Isa::add_scaled(Isa::zero(), sums[r][v], scales));
         }
@@ -154,7 +234,7 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
 // Attention of a chunk, as attention() in kv_cache.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
-inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, ScaledProbs& weights,
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, HeadScores& weights,
                            const Int8Rows& q, const Int8KvCacheOf<Isa>& cache, int layer, int pos) {
     const Stopwatch time(phase_seconds.attention);
     const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
@@ -227,9 +307,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Sca
             int8_t* row_codes = codes + r * width;
             quantize_groups(row_codes, &weighing.scale[r], &weighing.sum[r], row, end, end);
             if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
-            if (weights.values.wanted) {
-                weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);
-            }
+            if (weights.wanted) std::copy_n(row, seen, weights.row(token_of(r), head_of(r)));
         }
 
         // The weighted sum of the values, a page at a time.
@@ -258,7 +336,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Sca
 struct Int8Attention {
     Int8KvCache cache;  // keys and values of the positions
     Int8Rows q, k, v;   // of the chunk in hand: a row per token, a group of head_dim codes per head
-    ScaledProbs weights;
+    HeadScores weights;
 
     // For chunks of up to max_tokens tokens; for no context it takes no memory. Throws as Int8KvCache does.
     Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)

@@ -7,22 +7,17 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
-#include "engine/os/memory.h"
-#include "engine/os/process.h"
-#include "engine/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
 // sums as the registers hold.

@@ -199,7 +199,8 @@ inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
 }
 
 // n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256
-// (of 5 bits: of 512), n of 64 (any, for codes of 8 bits).
+// (of 5 bits: of 512), n of 64 (any, for codes of 8 bits). Or the first n that a sparse row keeps, k being 0
+// and n a multiple of 32.
 inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
     const uint8_t* row = w.codes + size_t(i) * code_bytes(w);
     if (w.bits == 8) return void(std::memcpy(to, row + k, size_t(n)));

@@ -8,7 +8,7 @@
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/vector.h"
-#include "engine/model/matrix_format.h"
+#include "engine/model/config.h"
 
 #if defined(__F16C__) && !defined(RUNQ_SIMDE)
 #include <immintrin.h>
@@ -66,34 +66,29 @@ inline Float4 widen4(const Half* from) {
 #endif
 }
 
+// A vector of them in fp32.
+inline Floats load(const Half* from) {
+#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+    return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__F16C__) && !defined(RUNQ_SIMDE)
+    return Floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    Floats v;
+    for (int i = 0; i < vector_lanes; i += 4) {
+        const Float4 four = widen4(from + i);
+        std::memcpy(reinterpret_cast<float*>(&v) + i, &four, sizeof four);
+    }
+    return v;
+#endif
+}
+
 // n values of `from` in fp32.
 inline void widen(float* to, const Half* from, size_t n) {
     size_t i = 0;
-#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
-    for (; i + 16 <= n; i += 16) {
-        const __m256i halfs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(halfs));
-    }
-#elif defined(__F16C__) && !defined(RUNQ_SIMDE)
-    for (; i + 8 <= n; i += 8) {
-        const __m128i halfs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halfs));
-    }
-#endif
+    for (; i + vector_lanes <= n; i += vector_lanes) store(to + i, load(from + i));
     for (; i + 4 <= n; i += 4) {
         const Float4 four = widen4(from + i);
         std::memcpy(to + i, &four, sizeof four);
     }
     for (; i < n; i++) to[i] = to_float(from[i]);
-}
-
-// A vector of them in fp32.
-inline Floats load(const Half* from) {
-#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
-    return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#else
-    Floats v;
-    widen(reinterpret_cast<float*>(&v), from, vector_lanes);
-    return v;
-#endif
 }

@@ -7,10 +7,9 @@
 #include <type_traits>
 
 #include "engine/cpu/int8.h"
-#include "engine/cpu/int8_avx2.h"
-#include "engine/cpu/int8_avx512.h"
 #include "engine/cpu/int8_neon.h"
 #include "engine/cpu/int8_wasm.h"
+#include "engine/cpu/int8_x86.h"
 
 template <class... Isa>
 struct IsaList {
@@ -19,8 +18,9 @@ struct IsaList {
     // Calls use(Isa{}) with the first that takes groups of this size, whole vectors and at least 32 codes.
     // False if there is none.
     template <class Use>
-    static bool with_best_isa([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
-        return ((group_size % std::max(32, 4 * Isa::lanes) == 0 && (use(Isa{}), true)) || ...);
+    static bool with_best_isa(int group_size, [[maybe_unused]] Use use) {
+        return group_size > 0 &&
+               ((group_size % std::max(32, 4 * Isa::lanes) == 0 && (use(Isa{}), true)) || ...);
     }
 };
 
@@ -43,14 +43,11 @@ using BuildIsas = IsaList<WasmSimd>;
 using BuildIsas = IsaList<>;
 #endif
 
-// The instruction set that multiplies words of 2- and 4-bit codes: the same, but for NeonI8mm.
-#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+// The instruction set that multiplies words of 2- to 6-bit codes: the same, but for NeonI8mm.
+struct NeonDot;
+struct NeonI8mm;
 template <class Isa>
 using ByWords = std::conditional_t<std::is_same_v<Isa, NeonI8mm>, NeonDot, Isa>;
-#else
-template <class Isa>
-using ByWords = Isa;
-#endif
 
 // And the one of attention in int8.
 using AttentionIsa = ByWords<BuildIsas::Best>;

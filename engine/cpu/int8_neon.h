@@ -37,16 +37,9 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
 
 // NEON multiplies signed by signed bytes, so w stays as it is. A vector holds only four int32, and a panel is
 // two of them, so that a token's four codes, once loaded, serve twice.
-struct Neon {
+struct Neon : VectorOps<FourLanes> {
     static constexpr const char* name = "neon";
-    static constexpr int lanes = 4, panel_vectors = 2, tile_tokens = 8, offset = 0;
-    static constexpr uint8_t flip = 0;
-    using Ints = int32x4_t;
-    using Floats = float32x4_t;
-
-    static Ints splat(int32_t v) { return vdupq_n_s32(v); }
-    static Ints load(const void* p) { return vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t*>(p))); }
-    static Ints flipped(Ints w) { return w; }
+    static constexpr int panel_vectors = 2, tile_tokens = 8;
     // Armv8.0: products in int16 (smull), two neighbours added in int16 (addp), two of these in int32
     // (sadalp). As with AVX2, two products stay within int16: 2 * 127 * 128 = 32512.
     static Ints dot4(Ints acc, Ints w, Ints x) {
@@ -57,16 +50,9 @@ struct Neon {
     static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
         return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
     }
-    static Floats zero() { return vdupq_n_f32(0); }
-    static Floats load_floats(const float* p) { return vld1q_f32(p); }
-    static Floats scales(const float* w_scales, float x_scale) {
-        return vmulq_n_f32(vld1q_f32(w_scales), x_scale);
-    }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         return vfmaq_f32(sums, vcvtq_f32_s32(acc), scales);
     }
-    static void store(float* p, Floats v) { vst1q_f32(p, v); }
-    static void store(float* p, Ints v) { vst1q_f32(p, vreinterpretq_f32_s32(v)); }
 };
 #endif
 

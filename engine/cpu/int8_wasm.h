@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/vector.h"
@@ -44,16 +43,9 @@ inline void quantize_wasm(int8_t* codes, float* scales, const float* x, int n, i
 // There is no product of bytes that adds up neighbours, but one of int16 (i32x4.dot_i16x8_s: pmaddwd on x86,
 // two smull and an addp on Arm). So the even and the odd bytes of each lane are multiplied apart. With 128
 // added to them, as for VNNI, bytes of w become int16 by one instruction each: a mask, and a shift.
-struct WasmSimd {
+struct WasmSimd : FlippedOps<VectorOps<FourLanes>> {
     static constexpr const char* name = "wasm-simd128";
-    static constexpr int lanes = 4, panel_vectors = 2, tile_tokens = 4, offset = 128;
-    static constexpr uint8_t flip = 0x80;
-    using Ints = Int4;
-    using Floats = Float4;
-
-    static Ints splat(int32_t v) { return Ints{v, v, v, v}; }
-    static Ints load(const void* p) { return load4<Ints>(static_cast<const int32_t*>(p)); }
-    static Ints flipped(Ints w) { return w ^ int32_t(0x80808080); }
+    static constexpr int panel_vectors = 2, tile_tokens = 4;
     static Ints dot4(Ints acc, Ints w, Ints x) {
         const auto wv = v128_t(w), xv = v128_t(x);
         const v128_t even = wasm_i32x4_dot_i16x8(wasm_v128_and(wv, wasm_i16x8_splat(255)),
@@ -71,9 +63,6 @@ struct WasmSimd {
         const Ints ac = low(a, c) + high(a, c), bd = low(b, d) + high(b, d);
         return low(ac, bd) + high(ac, bd);
     }
-    static Floats zero() { return Floats{}; }
-    static Floats load_floats(const float* p) { return load4<Floats>(p); }
-    static Floats scales(const float* w_scales, float x_scale) { return load4<Floats>(w_scales) * x_scale; }
     // As fused_by_doubles, two lanes at a time.
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         const v128_t totals = wasm_f32x4_convert_i32x4(v128_t(acc));
@@ -95,7 +84,5 @@ struct WasmSimd {
         return Floats(wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(low),
                                          wasm_f32x4_demote_f64x2_zero(high), 0, 1, 4, 5));
     }
-    static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
-    static void store(float* p, Ints v) { std::memcpy(p, &v, sizeof v); }
 };
 #endif

@@ -53,37 +53,79 @@ inline void with_kv_type(KvFormat format, Use use) {
     use(int8_t{});
 }
 
-// The keys and values of every position so far. Memory grows with the positions used: a page holds those of
-// 256 positions, of all layers and heads. Where memory is counted (MemoryCount), so is what all threads take
-// for attention() over them, once they have seen the whole context.
-class KvCache {
+// The keys and values of every position so far, whatever they are kept as. Memory grows with the positions
+// used: a page holds those of 256 positions, of all layers and heads.
+class KvPages {
   public:
     static constexpr int page = 256;  // positions
 
-    KvCache() = default;
-    KvCache(KvFormat format, int n_layers, int n_kv_heads, int head_dim, int context)
-        : format_(format),
-          n_layers_(n_layers),
-          n_kv_heads_(n_kv_heads),
-          head_dim_(head_dim),
-          context_(context) {
-        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
-        const std::string positions = std::to_string(context) + " positions (--ctx)";
-        with_kv_type(format, [&](auto number) {
-            keys_ = LazyMemory(heads * head_dim * sizeof number, "the keys of " + positions);
-            values_ = LazyMemory(heads * head_dim * sizeof number, "the values of " + positions);
-        });
-        const size_t room = attention_room(size_t(padded(context)), context);
-        MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
-        if (format != KvFormat::q8) return;
+    int n_kv_heads() const { return n_kv_heads_; }
+    int head_dim() const { return head_dim_; }
+    int context() const { return context_; }  // positions
+
+    // Scales of keys and of values, from position pos to the end of its page; null if there are none.
+    const float* key_scales(int layer, int head, int pos) const {
+        return scale_at(key_scales_, layer, head, pos);
+    }
+    const float* value_scales(int layer, int head, int pos) const {
+        return scale_at(value_scales_, layer, head, pos);
+    }
+
+  protected:
+    KvPages(int n_layers, int n_kv_heads, int head_dim, int context)
+        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {}
+
+    // Memory for keys and values of so many bytes for a position and head, and for an fp32 scale of each.
+    void take_memory(size_t key_bytes, size_t value_bytes, bool has_scales) {
+        const size_t heads = (size_t(context_) + page - 1) / page * page * n_layers_ * n_kv_heads_;
+        const std::string positions = std::to_string(context_) + " positions (--ctx)";
+        keys_ = LazyMemory(heads * key_bytes, "the keys of " + positions);
+        values_ = LazyMemory(heads * value_bytes, "the values of " + positions);
+        if (!has_scales) return;
         key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
         value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
     }
 
+    // The number of a position and head, in the order in which they lie.
+    size_t head_at(int layer, int head, int pos) const {
+        const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
+        return block * page + pos % page;
+    }
+    float* scale_at(const LazyMemory& scales, int layer, int head, int pos) const {
+        float* all = scales.as<float>();
+        return all != nullptr ? all + head_at(layer, head, pos) : nullptr;
+    }
+
+    // Calls put(layer, head, pos, x) for positions 0 .. n - 1 of all layers and heads: x (head_dim,) are some
+    // of the numbers number(0), number(1), ...
+    template <class Number, class Put>
+    void fill_by(int n, Number number, Put put) const {
+        std::vector<decltype(number(0))> row(size_t(head_dim_) + 97);
+        for (size_t i = 0; i < row.size(); i++) row[i] = number(int(i));
+        parallel_for(n, [&](int pos) {
+            for (int i = 0; i < n_layers_ * n_kv_heads_; i++)
+                put(i / n_kv_heads_, i % n_kv_heads_, pos, row.data() + (pos + i) % 97);
+        });
+    }
+
+    int n_layers_, n_kv_heads_, head_dim_, context_;
+    LazyMemory keys_, values_, key_scales_, value_scales_;  // [page][layer][kv head] of a page's positions
+};
+
+// In the order in which attention() reads them. Where memory is counted (MemoryCount), so is what all threads
+// take for attention() over them, once they have seen the whole context.
+class KvCache : public KvPages {
+  public:
+    KvCache(KvFormat format, int n_layers, int n_kv_heads, int head_dim, int context)
+        : KvPages(n_layers, n_kv_heads, head_dim, context), format_(format) {
+        with_kv_type(format, [&](auto number) {
+            take_memory(head_dim * sizeof number, head_dim * sizeof number, format == KvFormat::q8);
+        });
+        const size_t room = attention_room(size_t(padded(context)), context);
+        MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
+    }
+
     KvFormat format() const { return format_; }
-    int n_kv_heads() const { return n_kv_heads_; }
-    int head_dim() const { return head_dim_; }
-    int context() const { return context_; }  // positions
 
     // Appends k and v (n_tokens, n_kv_heads * head_dim) of one layer, of tokens at pos, pos + 1, ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
@@ -107,14 +149,9 @@ class KvCache {
 
     // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
     void fill(int n) {
-        std::vector<float> row(size_t(head_dim_) + 97);
-        for (size_t i = 0; i < row.size(); i++) row[i] = float(i * 7919 % 101) / 50 - 1;
-        parallel_for(n, [&](int pos) {
-            for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
-                const float* from = row.data() + (pos + i) % 97;
-                append(i / n_kv_heads_, i % n_kv_heads_, pos, from, from);
-            }
-        });
+        fill_by(
+            n, [](int i) { return float(i * 7919 % 101) / 50 - 1; },
+            [&](int layer, int head, int pos, const float* x) { append(layer, head, pos, x, x); });
     }
 
     // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block. T
@@ -128,25 +165,8 @@ class KvCache {
     const T* values(int layer, int head, int pos) const {
         return values_.as<const T>() + head_at(layer, head, pos) * head_dim_;
     }
-    // Their scales, from position pos to the end of its page; null unless the format is q8.
-    const float* key_scales(int layer, int head, int pos) const {
-        return scale_at(key_scales_, layer, head, pos);
-    }
-    const float* value_scales(int layer, int head, int pos) const {
-        return scale_at(value_scales_, layer, head, pos);
-    }
 
   private:
-    // The number of a position and head, in the order in which they lie.
-    size_t head_at(int layer, int head, int pos) const {
-        const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
-        return block * page + pos % page;
-    }
-
-    float* scale_at(const LazyMemory& scales, int layer, int head, int pos) const {
-        return format_ == KvFormat::q8 ? scales.as<float>() + head_at(layer, head, pos) : nullptr;
-    }
-
     // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.
     template <class T>
     void put(T* to, size_t stride, const float* x, [[maybe_unused]] float* scale) {
@@ -161,11 +181,7 @@ class KvCache {
         }
     }
 
-    KvFormat format_ = KvFormat::f32;
-    int n_layers_ = 0, n_kv_heads_ = 0, head_dim_ = 0, context_ = 0;
-    LazyMemory keys_;    // [page][layer][kv head][position / key_block][head_dim][position % key_block]
-    LazyMemory values_;  // [page][layer][kv head][position][head_dim]
-    LazyMemory key_scales_, value_scales_;  // [page][layer][kv head][position], of q8
+    KvFormat format_;
 };
 static_assert(KvCache::page % key_block == 0);
 

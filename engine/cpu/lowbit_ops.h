@@ -17,12 +17,9 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 
-#include "engine/cpu/int8_avx512.h"
-#include "engine/cpu/int8_neon.h"
-#include "engine/cpu/int8_wasm.h"
+#include "engine/cpu/instructions.h"
 #include "engine/cpu/quant_matrix.h"
 
 template <class Isa>

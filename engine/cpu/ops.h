@@ -2,10 +2,8 @@
 // the residual sum. Each takes all tokens of a chunk; threads share them token by token.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "engine/cpu/rows.h"
@@ -47,7 +45,7 @@ struct RopeAngles {
         : frequencies(rope_frequencies(c)),
           cos(max_tokens, c.head_dim / 2),
           sin(max_tokens, c.head_dim / 2),
-          attention_factor(c.rope_scaling.attention_factor) {}
+          attention_factor(c.attention_factor) {}
 
     // For n_tokens tokens at positions pos, pos + 1, ...
     void set_positions(int pos, int n_tokens) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
@@ -32,26 +31,6 @@ QuantMatrix view_of(const Matrix& w) {
     } else {
         return int8_matrix(w.codes, w.scales, w.n_rows, w.n_cols, w.group_size);
     }
-}
-
-// Whether there may be a kernel for a program's matrix; expert_matrix.h says so of experts.
-template <class Matrix>
-bool has_kernel(const Matrix&) {
-    return true;
-}
-
-// Products with a program's own matrices, a list of MatrixProduct, each with view_of(), and `packed`. Sets
-// n_rows of every `out`, also where it returns false.
-template <class Products>
-bool quant_matmul(const Int8Rows& x, const Products& products) {
-    std::vector<QuantProduct> list;
-    for (const auto& p : products) {
-        p.out.n_rows = x.n_rows;
-        list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
-    }
-    if (x.kernels == nullptr) return quant_matmul(x.view(), list);
-    x.kernels->multiply(list);
-    return true;
 }
 
 // Name of the kernels for a group size; "portable" if a program's plain loops run.

@@ -44,7 +44,6 @@ struct RowZeros {
         return zeros == nullptr ? zero_point : zeros[s / 2] >> s % 2 * 4 & 15;
     }
 };
-inline int weight_zero(const QuantMatrix& w, int i, int s) { return RowZeros(w, i)[s]; }
 
 // The scale of row i's group s.
 inline float weight_scale(const QuantMatrix& w, int i, int s) {
@@ -82,18 +81,6 @@ QuantMatrix lowbit_matrix(const Matrix& m) {
     w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
     w.group = m.group, w.group_size = m.group_size;
     return w;
-}
-
-// The codes of row i of 2 or 4 bits, one to a byte: (code_bytes * 8 / bits,). A row is cut into blocks of 64
-// bytes, what is left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j, j + B, j +
-// 2B, ... from its lowest bits up. unpack_codes (expand_rows.h) is the fast form.
-inline void unpack_row(uint8_t* codes, const QuantMatrix& w, int i) {
-    size_t n_bytes = code_bytes(w);
-    const uint8_t* bytes = w.codes + size_t(i) * n_bytes;
-    for (size_t block = 64; block > 0; block /= 2)
-        for (; n_bytes >= block; n_bytes -= block, bytes += block)
-            for (int shift = 0; shift < 8; shift += w.bits)
-                for (size_t j = 0; j < block; j++) *codes++ = bytes[j] >> shift & ((1 << w.bits) - 1);
 }
 
 // Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].

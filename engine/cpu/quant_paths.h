@@ -16,7 +16,6 @@
 #include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
-#include "engine/cpu/quantize.h"
 #include "engine/cpu/row_kernel.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/tile_kernel.h"
@@ -25,16 +24,16 @@
 // How a product is computed.
 //
 //   rows    a matrix that is not packed, one row after the other
-//   words   packed 2- and 4-bit codes as they are, by tiles
+//   words   packed codes of 2 to 6 bits as they are, by tiles
 //   int8    int8 blocks, by tiles
 //
 // For `int8`, what is not packed, or not int8, is first brought into this form, some columns at a time: these
 // stay in the first-level cache for all tokens.
 enum class ProductKernel { rows, words, int8 };
 
-// Up to max_tokens_by_rows tokens, weights that are not packed are multiplied row by row (2- and 4-bit codes
-// are brought into bytes first). Up to max_tokens_by_words, packed codes of 2 and 4 bits are multiplied as
-// they are. With more tokens it pays to bring them into int8 blocks.
+// Up to max_tokens_by_rows tokens, weights that are not packed are multiplied row by row (codes of 2 to 6
+// bits are brought into bytes first). Up to max_tokens_by_words, packed codes of 2 to 6 bits are multiplied
+// as they are. With more tokens it pays to bring them into int8 blocks.
 constexpr int max_tokens_by_rows = 4, max_tokens_by_words = 32;
 
 inline ProductKernel choose_kernel(const QuantProduct& p, int n_tokens) {
@@ -222,15 +221,13 @@ inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, 
     // Threads take blocks in long runs, one stream for each, and few at a time near the end.
     parallel_lists(list, n_blocks, [&](const QuantProduct& p, int begin, int end) {
         static thread_local BlockMemory memory;
-        const auto row = row_each ? &p - list.data() : 0, first = row * tokens.width;
+        const int row = row_each ? int(&p - list.data()) : 0;
+        const size_t first = size_t(row) * tokens.width;
         const PackedTokens packed{tokens.codes + first * x.n_cols / 4, tokens.scales + first * n_groups(x),
                                   tokens.sums + first * n_groups(x), tokens.width};
-        const QuantRows rows{row_codes(x, int(row)),
-                             row_scales(x, int(row)),
-                             row_sums(x, int(row)),
-                             n_tokens,
-                             x.n_cols,
-                             x.group_size};
+        QuantRows rows = x;
+        rows.codes = row_codes(x, row), rows.scales = row_scales(x, row), rows.sums = row_sums(x, row);
+        rows.n_rows = n_tokens;
         auto multiply = [&](auto format) {
             multiply_blocks<decltype(format)>(memory, n_tokens, packed, p, begin, end);
         };

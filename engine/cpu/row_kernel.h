@@ -1,5 +1,5 @@
 // Weights that are not packed, times one token or a few: they stream past once, a row at a time, and the
-// speed is that of memory. Codes of 2 and 4 bits are first brought into bytes, in the first-level cache.
+// speed is that of memory. Codes of 2 to 6 bits are first brought into bytes, in the first-level cache.
 #pragma once
 
 #include <algorithm>
@@ -82,11 +82,11 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
         }
         prefetch(ws + g + groups_ahead);  // after the codes: before them, all is 2 % slower
         for (int j = 0; j < n_tokens; j++) {
-            const Int4 x_sum = load4<Int4>(x_sums + j * n + g);
+            const Int4 x_sum = load_as<Int4>(x_sums + j * n + g);
             Int4 totals = Isa::add_lanes(acc[j][0], acc[j][1], acc[j][2], acc[j][3]) - Isa::offset * x_sum;
-            if (!in_place) totals = w.times * totals - load4<Int4>(w.zeros + g) * x_sum;
+            if (!in_place) totals = w.times * totals - load_as<Int4>(w.zeros + g) * x_sum;
             const Float4 products = __builtin_convertvector(totals, Float4);
-            const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + j * n + g);
+            const Float4 scales = load_as<Float4>(ws + g) * load_as<Float4>(xs + j * n + g);
             for (int q = 0; q < 4; q++) outputs[j] = fused_multiply_add(products[q], scales[q], outputs[j]);
         }
     }

@@ -63,8 +63,9 @@ struct MatrixProduct {
     const Matrix& w;
 };
 
-// What each query head makes of each position, before or after softmax: (n_tokens, n_heads, width), where
-// token t sees the first pos + t + 1 of `width` positions. Only traces want it kept.
+// What each query head makes of each position, before or after softmax, or times the scale of its value:
+// (n_tokens, n_heads, width), where token t sees the first pos + t + 1 of `width` positions, and the others
+// are 0. Only traces want it kept.
 struct HeadScores {
     bool wanted = false;
     int n_tokens = 0, n_heads = 0, pos = 0;
@@ -90,34 +91,4 @@ struct HeadScores {
     float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }
     const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
     size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
-};
-
-// Every head's probability of each position times that position's scale of the values, which attention in
-// int8 multiplies codes by; and the codes and scales of these: (n_tokens, n_heads, width), the scales
-// (n_tokens, n_heads). Only traces want them kept.
-struct ScaledProbs {
-    HeadScores values;
-    std::vector<int8_t> codes;
-    std::vector<float> scales;
-
-    ScaledProbs() = default;
-    // As HeadScores has them.
-    ScaledProbs(bool wanted, int max_tokens, int heads, int n_positions)
-        : values(wanted, max_tokens, heads, n_positions) {
-        if (wanted)
-            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
-    }
-    void resize(int tokens, int heads, int first_pos, size_t columns) {
-        values.resize(tokens, heads, first_pos, columns);
-        if (codes.capacity() < values.values.size()) codes = {};
-        codes.assign(values.values.size(), 0);
-        scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
-    }
-    // Keeps those of query head `head` of token `token`.
-    void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
-        const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
-        std::copy_n(x, n_positions, values.row(token, head));
-        std::copy_n(row, n_positions, codes.data() + at * values.width);
-        scales[at] = scale;
-    }
 };

@@ -39,7 +39,7 @@ struct PackedTokens {
 struct BlockColumns {
     const uint32_t* codes;  // [word][row]
     const float* scales;    // [group][row], of int8 weights; otherwise null
-    const QuantMatrix* w;   // packed, 2 and 4 bits: scales and zero points are its
+    const QuantMatrix* w;   // packed, 2 to 6 bits: scales and zero points are its
     int row;                // that row's number in the matrix
     // Of w, what would take a division: its groups in a row, and the shift from a group of activations to the
     // group of weights, which is 1, 2 or 4 of them, or the whole row.
@@ -89,7 +89,7 @@ struct Int8Groups {
         prefetch_once<n * sizeof(float)>(scales + size_t(g) * n, second_level);
     }
 };
-// Those of 2 and 4 bits, by groups of activations, and zero points.
+// Those of 2 to 6 bits, by groups of activations, and zero points.
 template <class Format>
 struct LowbitGroups {
     using Isa = typename Format::Isa;

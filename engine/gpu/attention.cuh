@@ -21,10 +21,6 @@
 #include <cstdint>
 
 #include "engine/gpu/device.h"
-#include "engine/gpu/half2.h"
-#include "engine/gpu/kv_cache.cuh"
-#include "engine/gpu/reduce.cuh"
-#include "engine/gpu/rows.cuh"
 #include "simt/ptx.h"
 
 // The kernels' arguments.

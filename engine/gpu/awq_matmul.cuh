@@ -41,30 +41,21 @@ inline void run_dequantize(const AwqMatrix& w, half* out) {
 // cuBLAS
 
 #ifdef HAVE_CUBLAS
-inline void run_fp16_cublas(const half* x, int n_tokens, const AwqProducts& products) {
+// Each matrix is expanded into `buffer`, which has room for the largest. Null: by the copies in fp16.
+inline void run_cublas(half* buffer, const half* x, int n_tokens, const AwqProducts& products) {
     for (int i = 0; i < products.n; i++) {
         const AwqProduct& p = products.items[i];
-        run_cublas(x, n_tokens, p.w.fp16, p.w.n_in, p.w.n_out, p.out, p.add);
-    }
-}
-
-// `buffer` has room for the largest of the matrices.
-inline void run_expand_cublas(half* buffer, const half* x, int n_tokens, const AwqProducts& products) {
-    for (int i = 0; i < products.n; i++) {
-        const AwqProduct& p = products.items[i];
-        run_dequantize(p.w, buffer);
-        run_cublas(x, n_tokens, buffer, p.w.n_in, p.w.n_out, p.out, p.add);
+        if (buffer != nullptr) run_dequantize(p.w, buffer);
+        run_cublas(x, n_tokens, buffer != nullptr ? buffer : p.w.fp16, p.w.n_in, p.w.n_out, p.out, p.add);
     }
 }
 #endif
 
-inline bool fast_matmul([[maybe_unused]] const FastMatmul& fast, [[maybe_unused]] const half* x,
-                        [[maybe_unused]] int n_tokens, [[maybe_unused]] const AwqProducts& products) {
+inline bool fast_matmul(const FastMatmul& fast, [[maybe_unused]] const half* x, int n_tokens,
+                        [[maybe_unused]] const AwqProducts& products) {
+    if (!takes_cublas(fast.how, n_tokens)) return false;
 #ifdef HAVE_CUBLAS
-    const AwqKernel kernel = choose_kernel(fast.how, fast.plain, n_tokens);
-    if (kernel == AwqKernel::expand_cublas)
-        return run_expand_cublas(fast.expanded.get(), x, n_tokens, products), true;
-    if (kernel == AwqKernel::fp16_cublas) return run_fp16_cublas(x, n_tokens, products), true;
+    run_cublas(fast.expanded.get(), x, n_tokens, products);
 #endif
-    return false;
+    return true;
 }

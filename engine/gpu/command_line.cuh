@@ -15,45 +15,28 @@
 
 #include "engine/app/model.h"
 #include "engine/gpu/awq_matmul.cuh"
-#include "engine/gpu/bandwidth.h"
-#include "engine/gpu/dry_run.h"
-#include "engine/os/machine.h"
+#include "engine/os/memory.h"
+#include "engine/os/system.h"
 
 // ----------------------------------------------------------------------------
 // Steps that are captured as graphs
 
-// All layers for n_tokens tokens; with `next`, also the last one's logits and the most probable next token.
-inline void run_step(Transformer& m, int n_tokens, bool next) {
-    auto step = [&] {
+// All layers for a chunk, as forward() runs it, without a trace. With `next`, also the last token's logits
+// and the most probable next token.
+inline void run_step(Transformer& m, std::span<const int> tokens, int pos, bool next) {
+    const int n_tokens = int(tokens.size());
+    set_inputs(m.state, tokens, pos);
+    m.graphs.run({n_tokens, next}, [&] {
         run_layers(m, n_tokens);
         if (!next) return;
         run_classifier(m, n_tokens - 1, 1);
         arg_max(m.best, m.state.logits.get(), m.file.config.vocab_size);
-    };
-    if (m.trace != nullptr) {
-        step();
-    } else {
-        m.graphs.run({n_tokens, next}, step);
-    }
+    });
 }
 
-// Runs a chunk as forward() does, which does it where all logits are wanted.
-inline std::span<const float> forward_step(Transformer& m, std::span<const int> tokens, int pos,
-                                           int n_logits) {
-    if (n_logits > 1) return forward(m, tokens, pos, n_logits);
-    RunState& s = m.state;
-    set_inputs(s, tokens, pos);
-    run_step(m, int(tokens.size()), n_logits == 1);
-    if (n_logits == 0) return {};
-    s.host_logits.resize(std::max(s.host_logits.size(), size_t(m.file.config.vocab_size)));
-    download(s.host_logits.data(), s.logits.get(), size_t(m.file.config.vocab_size));
-    return {s.host_logits.data(), size_t(m.file.config.vocab_size)};
-}
-
-// The same, but the most probable next token, which the device finds itself.
+// The most probable next token, which the device finds itself.
 inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
-    set_inputs(m.state, tokens, pos);
-    run_step(m, int(tokens.size()), true);
+    run_step(m, tokens, pos, true);
     int best = 0;
     download(&best, m.best.index.get(), 1);
     return best;
@@ -66,59 +49,45 @@ inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) 
 // vector load.
 constexpr uint64_t device_alignment = 256;
 
-// A list to make a Weights of before there is device memory: of names, shapes, sizes and places. Its pointers
-// are null.
-inline TensorList planned_tensors() { return {nullptr, 0, device_alignment}; }
+// The list that a Weights with pointers into that memory is made of. Without memory its pointers are null,
+// and it has names, shapes, sizes and places.
+inline TensorList tensors_in(const DeviceBuffer<std::byte>& memory = {}) {
+    return {memory.get(), memory.size(), device_alignment};
+}
 
 // Copies every tensor of the file to its place.
 inline DeviceBuffer<std::byte> upload_weights(const ModelFile& file, const TensorList& planned) {
     DeviceBuffer<std::byte> memory(planned.memory_bytes());
     for (const TensorInfo& t : planned.all())
-        memory.upload(file.map.bytes().data() + t.offset, t.n_bytes, t.memory_offset);
+        memory.upload(file.map->bytes.data() + t.offset, t.n_bytes, t.memory_offset);
     return memory;
 }
 
-// The list that a Weights with pointers into that memory is made of.
-inline TensorList tensors_in(const DeviceBuffer<std::byte>& memory) {
-    return {memory.get(), memory.size(), device_alignment};
+// Values of all matrices, if they are expanded to fp16 when loading.
+inline size_t n_fp16_weights(Weights& planned, const Options& o) {
+    size_t n = 0;
+    if (keeps_fp16(matmul_option(o)))
+        for (const AwqMatrix* w : planned.matrices()) n += w->n_weights();
+    return n;
 }
 
-// What a run takes of the device's memory, all of it.
-struct RunMemory {
-    DeviceBuffer<std::byte> weights;
-    DeviceBuffer<half> fp16;  // all matrices, only with predequant and fp16
-    BestToken best;
-    RunState state;
-};
-
-inline RunMemory allocate_run(const ModelFile& file, Weights& planned, const Options& o, int context,
-                              bool traced) {
-    size_t all = 0;
-    for (const AwqMatrix* w : planned.matrices()) all += w->n_weights();
-    name_allocations("the weights");
-    DeviceBuffer<std::byte> weights = upload_weights(file, planned.file);
-    name_allocations("the weights as fp16 (--matmul)");
-    DeviceBuffer<half> fp16(keeps_fp16(matmul_option(o)) ? all : 0);
-    name_allocations("a chunk of " + std::to_string(std::min(max_chunk, context)) + " tokens");
-    return {std::move(weights), std::move(fp16), BestToken{}, RunState{file.config, o, context, traced}};
-}
-
-// What that would take, by what it is for.
+// What a run takes of the device's memory, by what it is for.
 inline std::vector<MemoryPart> device_parts(const ModelFile& file, Weights& planned, const Options& o,
                                             int context, bool traced) {
     const ModelConfig& c = file.config;
-    std::vector<MemoryPart> parts =
-        DryRun::parts_of([&] { allocate_run(file, planned, o, context, traced); });
-    const auto take = [&](std::string what, const char* advice, uint64_t bytes) {
-        parts[2].bytes -= bytes;
-        parts.push_back({std::move(what), bytes, advice});
-    };
+    const int n = std::min(max_chunk, context);
     const char* advice = "a smaller --ctx takes less";
-    take("the keys and values of positions 0 to " + std::to_string(context - 1), advice,
-         uint64_t(context) * kv_bytes(c, KvFormat::f16));
-    take("RoPE", advice, uint64_t(context) * uint64_t(c.head_dim / 2) * sizeof(float2));
-    const MemoryPart logits = logits_part(uint64_t(std::min({logit_rows, max_chunk, context})), c.vocab_size);
-    take(logits.what, "", logits.bytes);
+    const MemoryCount count;
+    [[maybe_unused]] const RunState counted{c, o, context, traced};
+    [[maybe_unused]] const BestToken best;
+    std::vector<MemoryPart> parts = {
+        {"the weights", planned.file.memory_bytes()},
+        {"the weights as fp16 (--matmul)", n_fp16_weights(planned, o) * sizeof(half)},
+        {"a chunk of " + std::to_string(n) + " tokens", count.at_once()},
+        kv_part(0, size_t(context), kv_bytes(c, KvFormat::f16), advice),
+        {"RoPE", uint64_t(context) * uint64_t(c.head_dim / 2) * sizeof(float2), advice},
+        logits_part(uint64_t(std::min(logit_rows, n)), c.vocab_size)};
+    for (size_t i = 3; i < parts.size(); i++) parts[2].bytes -= parts[i].bytes;
     return parts;
 }
 
@@ -139,10 +108,7 @@ inline uint64_t check_run_memory(const std::vector<MemoryPart>& on_device, const
 #else
     on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's memory is the host's
 #endif
-    check_memory(on_host, available_memory());
-    uint64_t n_bytes = 0;
-    for (const MemoryPart& part : on_host) n_bytes += part.bytes;
-    return n_bytes;
+    return check_memory(on_host, available_memory());
 }
 
 // Expands all matrices to fp16, for --matmul predequant and fp16.
@@ -159,7 +125,7 @@ inline void expand_all(Weights& weights, half* to) {
 // Throws std::runtime_error with one line that names the file.
 inline Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     ModelFile file = open_model_file(path, file_format);
-    Weights planned{planned_tensors(), file.config};
+    Weights planned{tensors_in(), file.config};
     planned.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
     const int context = context_length(options, file.config);
@@ -168,12 +134,14 @@ inline Transformer load_transformer(const std::string& path, const Options& opti
         device();
         const uint64_t on_host = check_run_memory(device_parts(file, planned, options, context, traced), file,
                                                   options, context, traced);
-        RunMemory memory = allocate_run(file, planned, options, context, traced);
-        Weights weights{tensors_in(memory.weights), file.config};
-        if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
+        DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
+        DeviceBuffer<half> fp16(n_fp16_weights(planned, options));
+        RunState state{file.config, options, context, traced};
+        Weights weights{tensors_in(memory), file.config};
+        if (fp16.size() > 0) expand_all(weights, fp16.get());
         const uint64_t n_bytes = on_host + file.weights.size();
-        return {std::move(file),           std::move(weights),     std::move(memory.state), trace,
-                std::move(memory.weights), std::move(memory.fp16), std::move(memory.best),  n_bytes};
+        return {std::move(file),   std::move(weights), std::move(state), trace,
+                std::move(memory), std::move(fp16),    BestToken{},      n_bytes};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
@@ -202,8 +170,14 @@ struct GpuModel : Model {
 
     // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
     std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
-        const auto logits = forward_step(m, tokens, pos, m.trace != nullptr ? int(tokens.size()) : n_logits);
-        return logits.last(size_t(n_logits) * size_t(config.vocab_size));
+        const size_t vocab_size = size_t(config.vocab_size), n_values = size_t(n_logits) * vocab_size;
+        if (m.trace != nullptr) return ::forward(m, tokens, pos, int(tokens.size())).last(n_values);
+        if (n_logits > 1) return ::forward(m, tokens, pos, n_logits);
+        run_step(m, tokens, pos, n_logits == 1);
+        std::vector<float>& logits = m.state.host_logits;
+        logits.resize(std::max(logits.size(), n_values));
+        if (n_logits > 0) download(logits.data(), m.state.logits.get(), n_values);
+        return {logits.data(), n_values};
     }
     int forward_greedy(std::span<const int> tokens, int pos) override {
         return ::forward_greedy(m, tokens, pos);

@@ -11,7 +11,6 @@
 #endif
 
 #ifdef HAVE_CUBLAS
-#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -20,19 +19,14 @@
 
 // Opened at first use, on the device's stream. Throws std::runtime_error if that fails.
 inline cublasHandle_t cublas() {
+    // A workspace of our own: without one, cuBLAS would allocate while a graph is captured. 32 MiB is its own
+    // choice on Hopper (cuBLAS manual, cublasSetWorkspace).
+    static const DeviceBuffer<std::byte> workspace(size_t(32) << 20);
     static const cublasHandle_t opened = [] {
-        // A workspace of our own: without one, cuBLAS would allocate while a graph is captured. 32 MiB is its
-        // own choice on Hopper (cuBLAS manual, cublasSetWorkspace).
-        constexpr size_t n_bytes = size_t(32) << 20;
-        Device& d = device();
-        void* workspace = nullptr;
-        check(cudaMalloc(&workspace, n_bytes), "cudaMalloc");
-        d.allocated += n_bytes;
-        d.peak = std::max(d.peak, d.allocated);
         cublasHandle_t handle = nullptr;
         if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS ||
-            cublasSetStream(handle, d.stream) != CUBLAS_STATUS_SUCCESS ||
-            cublasSetWorkspace(handle, workspace, n_bytes) != CUBLAS_STATUS_SUCCESS)
+            cublasSetStream(handle, device().stream) != CUBLAS_STATUS_SUCCESS ||
+            cublasSetWorkspace(handle, workspace.get(), workspace.size()) != CUBLAS_STATUS_SUCCESS)
             throw std::runtime_error("cublasCreate failed");
         return handle;
     }();

@@ -1,15 +1,16 @@
-// The device that a program runs on, and its memory. Without nvcc it is the emulator of simt/ on this
-// machine's CPU.
+// The device that a program runs on, its memory, and how fast that is. Without nvcc it is the emulator of
+// simt/ on this machine's CPU.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
-#include "engine/gpu/dry_run.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
 #include "simt/cuda.h"
 
@@ -58,18 +59,15 @@ inline Device& device() {
 
 inline void wait_for_device() { check(cudaStreamSynchronize(device().stream), "a kernel"); }
 
-// An array of n values on the device, not initialized. In a dry run (dry_run.h) it counts and has no memory.
+// An array of n values on the device, not initialized. Where memory is counted (MemoryCount), it has none:
+// nothing may be copied from it, and no kernel launched on it.
 template <class T>
 class DeviceBuffer {
   public:
     DeviceBuffer() = default;
     // Throws std::runtime_error with both sizes if that much memory is not free.
     explicit DeviceBuffer(size_t n) : p_(nullptr, {n}) {
-        if (n == 0) return;
-        if (DryRun::current() != nullptr) {
-            DryRun::current()->count(n * sizeof(T));
-            return;
-        }
+        if (n == 0 || MemoryCount::counts_at_once(n * sizeof(T))) return;
         device();
         void* p = nullptr;
         if (cudaMalloc(&p, n * sizeof(T)) != cudaSuccess) {
@@ -87,13 +85,13 @@ class DeviceBuffer {
     size_t size() const { return p_.get_deleter().n; }
 
     void upload(const T* from, size_t n, size_t at = 0) {
-        if (DryRun::current() != nullptr) return;
+        if (MemoryCount::counts_at_once(0)) return;
         check(cudaMemcpyAsync(get() + at, from, n * sizeof(T), cudaMemcpyHostToDevice, device().stream),
               "upload");
         wait_for_device();
     }
     void clear() {
-        if (DryRun::current() != nullptr) return;
+        if (MemoryCount::counts_at_once(0)) return;
         check(cudaMemsetAsync(get(), 0, size() * sizeof(T), device().stream), "cudaMemset");
     }
 
@@ -113,4 +111,37 @@ template <class T>
 void download(T* to, const T* from, size_t n) {
     check(cudaMemcpyAsync(to, from, n * sizeof(T), cudaMemcpyDeviceToHost, device().stream), "download");
     wait_for_device();
+}
+
+// Bytes per second that the device copies, counting those read and those written. It is the limit for reading
+// weights. 0 if there is too little free memory to measure it with, and in the emulator.
+inline double copy_bandwidth() {
+#ifdef __CUDACC__
+    // A GiB, or half of what is free; less than 64 MiB would stay in the second-level cache.
+    size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+    const size_t n = std::min(size_t(1) << 30, free / 4);
+    if (n < size_t(64) << 20) return 0;
+    const uint64_t peak = device().peak;
+    DeviceBuffer<std::byte> from(n), to(n);
+    device().peak = peak;  // these buffers are not the model's
+    cudaEvent_t start, end;
+    check(cudaEventCreate(&start), "cudaEventCreate");
+    check(cudaEventCreate(&end), "cudaEventCreate");
+    float best = INFINITY;
+    for (int i = 0; i < 8; i++) {
+        check(cudaEventRecord(start, device().stream), "cudaEventRecord");
+        check(cudaMemcpyAsync(to.get(), from.get(), n, cudaMemcpyDeviceToDevice, device().stream), "copy");
+        check(cudaEventRecord(end, device().stream), "cudaEventRecord");
+        check(cudaEventSynchronize(end), "copy");
+        float ms = 0;
+        check(cudaEventElapsedTime(&ms, start, end), "cudaEventElapsedTime");
+        best = std::min(best, ms);
+    }
+    cudaEventDestroy(start);
+    cudaEventDestroy(end);
+    return 2.0 * double(n) / (best * 1e-3);
+#else
+    return 0;
+#endif
 }

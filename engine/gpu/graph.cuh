@@ -3,26 +3,19 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <type_traits>
+#include <utility>
 
 #include "engine/gpu/device.h"
 
 // Runs steps that launch the same kernels with the same arguments each time, apart from what the arguments
 // point to. A key tells the steps apart. In the emulator a step simply runs.
-template <class Key>
 class Graphs {
   public:
-    Graphs() = default;
-    Graphs(Graphs&& other) noexcept = default;
-    Graphs(const Graphs&) = delete;
-    Graphs& operator=(const Graphs&) = delete;
+    using Key = std::pair<int, bool>;
 
 #ifdef __CUDACC__
-    ~Graphs() {
-        for (const auto& [key, entry] : entries_) {
-            if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
-        }
-    }
-
     // Runs step(). The first run of a key launches directly: capturing costs more than one run saves, many
     // keys come only once (prompt lengths), and at first use CUDA and cuBLAS allocate what no graph can hold.
     // The second run captures a graph, from then on that graph is launched.
@@ -30,14 +23,11 @@ class Graphs {
     void run(const Key& key, Step step) {
         Entry& entry = entries_[key];
         if (entry.n_runs++ > 0 && entry.graph == nullptr && n_captured_ < max_graphs) {
-            entry.graph = capture(step);
+            entry.graph.reset(capture(step));
             n_captured_++;
         }
-        if (entry.graph != nullptr) {
-            check(cudaGraphLaunch(entry.graph, device().stream), "cudaGraphLaunch");
-        } else {
-            step();
-        }
+        if (entry.graph == nullptr) return step();
+        check(cudaGraphLaunch(entry.graph.get(), device().stream), "cudaGraphLaunch");
     }
 
   private:
@@ -62,9 +52,12 @@ class Graphs {
         return graph;
     }
 
+    struct Destroy {
+        void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+    };
     struct Entry {
         int n_runs = 0;
-        cudaGraphExec_t graph = nullptr;  // null: not captured
+        std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph{};  // null: not captured
     };
     std::map<Key, Entry> entries_;
     int n_captured_ = 0;

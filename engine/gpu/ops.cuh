@@ -10,19 +10,16 @@
 
 #include "engine/gpu/cublas.h"
 #include "engine/gpu/device.h"
-#include "engine/gpu/reduce.cuh"
-#include "engine/gpu/rows.cuh"
 #include "engine/model/config.h"
 
 // cos and sin of every position and pair, (context, head_dim / 2), on the device. They are computed as a run
 // comes to its positions, some thousand at a time: those of a long context would take seconds.
 class RotationTable {
   public:
-    RotationTable() = default;
     RotationTable(const ModelConfig& c, int context)
         : context_(context),
           frequencies_(rope_frequencies(c)),
-          attention_factor_(c.rope_scaling.attention_factor),
+          attention_factor_(c.attention_factor),
           table_(size_t(context) * frequencies_.size()) {}
 
     // Before positions up to end - 1 are used.
@@ -44,9 +41,9 @@ class RotationTable {
     operator const DeviceBuffer<float2>&() const { return table_; }
 
   private:
-    int context_ = 0, n_ready_ = 0;   // positions
+    int context_, n_ready_ = 0;       // positions
     std::vector<float> frequencies_;  // (head_dim / 2,)
-    float attention_factor_ = 1;
+    float attention_factor_;
     DeviceBuffer<float2> table_;
 };
 

@@ -1,4 +1,5 @@
-// The numbers of a model, as its header has them, and the angles of its rotary position embeddings.
+// The numbers of a model, as its header has them, the types of its tensors, and the angles of its rotary
+// position embeddings.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,16 +17,6 @@ enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
 inline const char* arch_name(Arch arch) {
     return arch == Arch::llama ? "llama" : arch == Arch::qwen3 ? "qwen3" : "qwen3_moe";
 }
-
-// A rescaling of the RoPE frequencies (config.json: rope_scaling).
-struct RopeScaling {
-    int type = 0;  // 0: the frequencies are used as they are; 1 llama3, 2 linear, 3 yarn
-    float factor = 1;
-    float low_freq_factor = 1;
-    float high_freq_factor = 4;
-    int original_max_position_embeddings = 0;
-    float attention_factor = 1;  // what cos and sin are multiplied by
-};
 
 // What the header of every model file says. A program whose files say more has a Config of its own, with
 // these and its fields.
@@ -44,10 +36,13 @@ struct ModelConfig {
     int rotation_block = 0;           // rows of the embedding are rotated, in such blocks; 0: they are not
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
-    RopeScaling rope_scaling;
-    int bos_id = -1;           // -1: none
-    std::vector<int> eos_ids;  // generation ends at any of these
-    float temperature = 1;     // sampling defaults, from generation_config.json; 0 is greedy
+    int rope_type = 0;  // config.json's rope_scaling of the frequencies: 0 none, 1 llama3, 2 linear, 3 yarn
+    int original_max_position = 0;
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    float attention_factor = 1;  // what cos and sin are multiplied by
+    int bos_id = -1;             // -1: none
+    std::vector<int> eos_ids;    // generation ends at any of these
+    float temperature = 1;       // sampling defaults, from generation_config.json; 0 is greedy
     float top_p = 0.9f;
     int top_k = 0;                 // 0: off
     float min_p = 0;               // 0: off
@@ -66,13 +61,16 @@ struct ModelConfig {
     }
 
     int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-
-    // Multiply-adds of one token in the layers' matrices, given the feed-forward blocks' lengths together.
-    uint64_t macs_per_token(uint64_t hidden_dims) const {
-        const uint64_t attention = uint64_t(n_layers) * (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim()));
-        return uint64_t(dim) * (attention + 3 * hidden_dims);
-    }
 };
+
+// The safetensors name of a type; uint32_t is eight 4-bit codes. engine/gpu/program.cuh adds half,
+// engine/cpu/half.h Half.
+template <class T>
+constexpr const char* tensor_type = std::is_same_v<T, float>                                    ? "F32"
+                                    : std::is_same_v<T, int8_t>                                 ? "I8"
+                                    : std::is_same_v<T, uint8_t>                                ? "U8"
+                                    : std::is_same_v<T, int32_t> || std::is_same_v<T, uint32_t> ? "I32"
+                                                                                                : nullptr;
 
 // RoPE (Su et al. 2021, arXiv 2104.09864), whose rotating is each program's, or engine/cpu/ops.h's.
 // Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,) fp32. A rescaling divides the
@@ -83,13 +81,13 @@ inline std::vector<float> rope_frequencies(const ModelConfig& c) {
     std::vector<float> freq(size_t(c.head_dim) / 2);
     for (size_t i = 0; i < freq.size(); i++) {
         double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
-        if (const RopeScaling& s = c.rope_scaling; s.type > 0) {
+        if (c.rope_type > 0) {
             // Turns within the context that the model was first trained on.
-            const double turns = s.original_max_position_embeddings * f / (2 * std::numbers::pi);
-            const double x = s.type == 1 ? turns : c.head_dim - double(i);
-            const double low = s.low_freq_factor, high = s.high_freq_factor;
+            const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+            const double x = c.rope_type == 1 ? turns : c.head_dim - double(i);
+            const double low = c.low_freq_factor, high = c.high_freq_factor;
             const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-            f = (1 - smooth) * f / s.factor + smooth * f;
+            f = (1 - smooth) * f / c.rope_factor + smooth * f;
         }
         freq[i] = float(f);
     }

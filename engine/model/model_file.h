@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ios>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -82,7 +83,7 @@ struct FileFormat {
 template <class Config>
 struct ModelFileOf {
     std::string path;
-    MappedFile map;
+    std::unique_ptr<const MappedFile> map;
     Config config;
     std::span<const std::byte> weights;    // between the header and the tokenizer section
     std::span<const std::byte> tokenizer;  // empty in files made by other programs
@@ -113,7 +114,7 @@ inline std::string hex_word(uint32_t word) {
 
 // Throws unless the file begins as those of the scheme do. Says what it is instead, where that can be seen.
 inline void check_beginning(const std::string& path, const HeaderReader& h, const Scheme& scheme) {
-    if (const std::string other = describe_other_file(path, h.file, scheme); !other.empty()) fail(other);
+    refuse_other_file(path, h.file, scheme);
     if (h.file.size() < header_size)
         fail("file is ", h.file.size(), " bytes, shorter than the 256-byte header");
     if (const auto magic = h.value<uint32_t>(0); magic != scheme.magic) {
@@ -146,15 +147,14 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
         fail("group_size is ", c.group_size, " in the header and ", again, " at 0x4c");
     c.norm_eps = h.number("norm_eps", 0x50, 0.0f, 1.0f);
     c.rope_theta = h.number("rope_theta", 0x54, 1.0f, 1e12f);
-    RopeScaling& s = c.rope_scaling;
-    s.type = h.number("rope_scaling type", 0x58, 0, 3);
-    if (s.type > 1) s.attention_factor = h.number("attention_factor", 0x30, 0.01f, 100.0f);
-    if (s.type > 0) {
-        s.factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
-        s.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, 1e6f);
-        s.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);
-        s.original_max_position_embeddings = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
-        if (!(s.high_freq_factor > s.low_freq_factor)) fail("high_freq_factor is not above low_freq_factor");
+    c.rope_type = h.number("rope_scaling type", 0x58, 0, 3);
+    if (c.rope_type > 1) c.attention_factor = h.number("attention_factor", 0x30, 0.01f, 100.0f);
+    if (c.rope_type > 0) {
+        c.rope_factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
+        c.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, 1e6f);
+        c.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);
+        c.original_max_position = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        if (!(c.high_freq_factor > c.low_freq_factor)) fail("high_freq_factor is not above low_freq_factor");
     }
     if (const int block = c.rotation_block = h.number("rotation_block", 0x34, 0, c.dim); block > 0)
         check_value(c.dim % block == 0 && (block & (block - 1)) == 0, "rotation_block", block,
@@ -225,10 +225,10 @@ Config read_header(const std::string& path, std::span<const std::byte> file,
 // The length of the weights is checked by TensorList::check_end.
 template <class Config>
 ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
-    const std::string other = describe_directory(path, scheme_of(format.magic));
-    if (!other.empty()) fail(path, ": ", other);
-    ModelFileOf<Config> file{path, MappedFile(path, printable(path)), {}, {}, {}, format.alignment};
-    const HeaderReader h{file.map.bytes()};
+    refuse_directory(path, scheme_of(format.magic));
+    ModelFileOf<Config> file{
+        path, std::make_unique<const MappedFile>(path, printable(path)), {}, {}, {}, format.alignment};
+    const HeaderReader h{file.map->bytes};
     try {
         file.config = read_header(path, h.file, format);
         format.check(file.config);

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "engine/os/system.h"
+#include "engine/text/utf8.h"
 
 struct Scheme {
     const char* file;      // as messages call such a file
@@ -53,37 +54,32 @@ inline std::string export_command(const std::string& from, const Scheme& scheme)
            " model.bin";
 }
 
-// What a file is by its first bytes, such as "is a GGUF file; ..."; empty if they say nothing.
-inline std::string describe_other_file(const std::string& path, std::span<const std::byte> file,
-                                       const Scheme& scheme) {
+// Throws what a file is by its first bytes, such as "is a GGUF file; ...", if they say it.
+inline void refuse_other_file(const std::string& path, std::span<const std::byte> file,
+                              const Scheme& scheme) {
     const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
     // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-    if (bytes.starts_with("version https://git-lfs")) {
-        return "a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself";
-    }
-    const std::string make_one = "; make a model file of it: ";
-    if (bytes.starts_with("GGUF")) return "is a GGUF file" + make_one + export_command(path, scheme);
+    if (bytes.starts_with("version https://git-lfs"))
+        fail("a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself");
+    if (bytes.starts_with("GGUF"))
+        fail("is a GGUF file; make a model file of it: ", export_command(path, scheme));
     // The length of a JSON object in 8 bytes, then the object.
     uint64_t header = 0;
     if (bytes.size() > sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
     if (header > 0 && header <= bytes.size() - sizeof header && bytes[sizeof header] == '{') {
         const std::string folder = name_of(path_of(path).parent_path());
-        return "is a safetensors file; make a model file of its directory: " +
-               export_command(folder.empty() ? "." : folder, scheme);
+        fail("is a safetensors file; make a model file of its directory: ",
+             export_command(folder.empty() ? "." : folder, scheme));
     }
-    if (bytes.starts_with("PK\x03\x04")) {
-        return "is a ZIP file, such as PyTorch writes; the exporter reads safetensors or GGUF: download "
-               "those";
-    }
-    return "";
+    if (bytes.starts_with("PK\x03\x04"))
+        fail("is a ZIP file, such as PyTorch writes; the exporter reads safetensors or GGUF: download those");
 }
 
-// What a directory is instead of a model file; empty if `path` is none.
-inline std::string describe_directory(const std::string& path, const Scheme& scheme) {
+// Throws what a directory is instead of a model file, if `path` is one.
+inline void refuse_directory(const std::string& path, const Scheme& scheme) {
     std::error_code ignored;
-    if (!std::filesystem::is_directory(path_of(path), ignored)) return "";
-    if (!std::filesystem::exists(path_of(path + "/config.json"), ignored)) {
-        return "is a directory, expected a model file";
-    }
-    return "is a Hugging Face directory; make a model file of it: " + export_command(path, scheme);
+    if (!std::filesystem::is_directory(path_of(path), ignored)) return;
+    if (!std::filesystem::exists(path_of(path + "/config.json"), ignored))
+        fail(path, ": is a directory, expected a model file");
+    fail(path, ": is a Hugging Face directory; make a model file of it: ", export_command(path, scheme));
 }

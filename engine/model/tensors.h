@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model/matrix_format.h"
+#include "engine/model/config.h"
 #include "engine/model/model_file.h"
 
 struct TensorInfo {
@@ -68,37 +68,25 @@ class TensorList {
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 
-    // All matrices of a name together: of "q_proj" those of the tensors "layers.0.attn.q_proj.codes", ...
-    struct MatrixSize {
-        uint64_t n_bytes = 0, n_rows = 0;
-    };
-    MatrixSize size_of(const std::string& name) const {
-        MatrixSize size;
-        for (const TensorInfo& t : all_) {
-            const std::string matrix = t.name.substr(0, t.name.rfind('.'));
-            if (matrix != name && !matrix.ends_with("." + name)) continue;
-            size.n_bytes += t.n_bytes;
-            if (t.name.ends_with(".codes")) size.n_rows += uint64_t(t.shape[0]);
-        }
-        return size;
-    }
-
-    // Bytes of the tensors that decode steps read, all of them together: nothing of an embedding that is not
-    // also the classifier, of which a step reads a row, nor of what is for other hardware, the assist matrix
-    // of A8W4 (docs/moe.md).
-    uint64_t bytes_in_use(const ModelConfig& c) const {
-        return bytes_read(c, [](const TensorInfo& t) { return t.n_bytes; });
-    }
-    // Bytes of them that one step reads: of experts the active ones'.
+    // Bytes of the tensors that a decode step reads: of experts the active ones'; nothing of an embedding
+    // that is not also the classifier, of which a step reads a row, nor of what is for other hardware, the
+    // assist matrix of A8W4 (docs/moe.md).
     template <class Config>
     uint64_t bytes_per_token(const Config& c) const {
-        return bytes_read(c, [&](const TensorInfo& t) {
+        uint64_t n = 0;
+        for (const TensorInfo& t : all_) {
+            const bool is_embedding = t.name == "embed" || t.name.starts_with("embed.");
+            if ((is_embedding && !c.shared_classifier) || t.name.ends_with(".assist")) continue;
+            uint64_t n_bytes = t.n_bytes;
             if constexpr (requires { c.moe; })
                 if (t.name.find(".moe.") != t.name.npos && !t.name.ends_with(".moe.router"))
-                    return t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active);
-            return t.n_bytes;
-        });
+                    n_bytes = n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active);
+            n += n_bytes;
+        }
+        return n;
     }
+    // Bytes of those that all steps together read: of every expert, as this config has none.
+    uint64_t bytes_in_use(const ModelConfig& c) const { return bytes_per_token(c); }
 
     // Throws std::runtime_error unless the tensors fill the file's weights exactly.
     template <class Config>
@@ -109,14 +97,6 @@ class TensorList {
     }
 
   private:
-    uint64_t bytes_read(const ModelConfig& c, auto of_tensor) const {
-        uint64_t n = 0;
-        for (const TensorInfo& t : all_) {
-            const bool is_embedding = t.name == "embed" || t.name.starts_with("embed.");
-            if ((c.shared_classifier || !is_embedding) && !t.name.ends_with(".assist")) n += of_tensor(t);
-        }
-        return n;
-    }
     static uint64_t next_multiple(uint64_t n, uint64_t of) { return (n + of - 1) / of * of; }
 
     const std::byte* memory_;

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,48 +15,39 @@
 
 #include "engine/os/system.h"
 
-// Gives back the memory of n bytes of the file that was mapped last from p on, from the page in which they
-// begin to the last whole one: read again, they come from the disk or from what the system keeps of it.
-inline void drop_mapped(const void* p, size_t n) {
+// The pages that have n bytes of the file that was mapped last, from p on; none, if they are not the file's.
+inline std::span<const std::byte> mapped_pages(const void* p, size_t n) {
     const auto* begin = static_cast<const std::byte*>(p);
-    const size_t page = page_size();
-    if (begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
-    const size_t first = size_t(begin - mapped_range.begin) / page * page;
-    const size_t end = size_t(begin - mapped_range.begin + n) / page * page;
-    if (first < end) drop_mapped_pages(mapped_range.begin + first, end - first);
-}
-
-// The pages of these bytes will be read soon: they can begin to come from the disk.
-inline void want_mapped(const void* p, size_t n) {
-    const auto* begin = static_cast<const std::byte*>(p);
-    if (n == 0 || begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
+    if (n == 0 || begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return {};
     const size_t before = size_t(begin - mapped_range.begin) % page_size();
-    want_mapped_pages(begin - before, before + n);
+    return {begin - before, before + n};
 }
+// Gives back their memory: read again, they come from the disk or from what the system keeps of it. Not the
+// last one's, unless these bytes fill it: what is read of it next would bring its neighbours back.
+inline void drop_mapped(const void* p, size_t n) {
+    const auto pages = mapped_pages(p, n);
+    drop_pages(pages.first(pages.size() / page_size() * page_size()));
+}
+// They will be read soon: they can begin to come from the disk.
+inline void want_mapped(const void* p, size_t n) { want_pages(mapped_pages(p, n)); }
 
 // It is mapped: what is read of it comes from the disk then, and can be dropped again where memory is short.
-class MappedFile {
-  public:
-    // Maps the file and reads nothing of it. Throws as map_file(). `shown` is the path as an error line may
-    // have it.
-    MappedFile(const std::string& path, const std::string& shown)
-        : mapping_(new Mapping{map_file(path), shown}) {
-        if (!bytes().empty()) mapped_range = {bytes().data(), bytes().size(), mapping_->shown};
+struct MappedFile {
+    const std::span<const std::byte> bytes;
+    const std::string shown;  // the path as an error line may have it
+
+    // Maps the file and reads nothing of it. Throws as map_file().
+    MappedFile(const std::string& path, const std::string& shown_path)
+        : bytes(map_file(path)), shown(shown_path) {
+        if (!bytes.empty()) mapped_range = {bytes.data(), bytes.size(), shown};
     }
-
-    std::span<const std::byte> bytes() const { return mapping_->bytes; }
-
-  private:
-    struct Mapping {
-        std::span<const std::byte> bytes;
-        std::string shown;
-        ~Mapping() {
-            if (bytes.empty()) return;
-            if (mapped_range.begin == bytes.data()) mapped_range = {};
-            unmap_file(bytes);
-        }
-    };
-    std::unique_ptr<const Mapping> mapping_;  // stays where it is when this is moved
+    ~MappedFile() {
+        if (bytes.empty()) return;
+        if (mapped_range.begin == bytes.data()) mapped_range = {};
+        unmap_file(bytes);
+    }
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
 };
 
 // Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.

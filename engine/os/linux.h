@@ -7,22 +7,11 @@
 #pragma once
 
 #include <sched.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <limits>
 #include <set>
 #include <sstream>
-#include <string>
 #include <utility>
-#include <vector>
-
-#include "engine/os/process.h"
 
 constexpr const char* library_suffix = ".so";  // how the names of shared libraries end
 

@@ -1,14 +1,18 @@
-// Memory that exists once it is used, and memory that is counted instead of taken: what a run needs is known
-// before it takes any.
+// Memory that exists once it is used; memory that is counted instead of taken: what a run needs is known
+// before it takes any; and how fast memory can be read.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "engine/os/system.h"
+#include "engine/os/threads.h"
 
 // A part of what a run takes, of this machine's memory or a device's.
 struct MemoryPart {
@@ -78,4 +82,65 @@ class LazyMemory {
         void operator()(void* p) const { release_pages(p, size); }
     };
     std::unique_ptr<void, Release> data_{nullptr, {0}};
+};
+
+// Adds up n 32-bit words (n a multiple of 16), a cache line at a time into four sums that do not wait for
+// each other, with a prefetch 4 KiB ahead: fast enough that the loads are all it waits for.
+inline uint32_t sum_words(const uint32_t* words, size_t n) {
+    typedef uint32_t Vector __attribute__((vector_size(16)));
+    static_assert(4 * sizeof(Vector) == 64);
+    const auto* v = reinterpret_cast<const Vector*>(words);
+    Vector a{}, b{}, c{}, d{};
+    for (size_t i = 0; i < n / 4; i += 4) {
+        __builtin_prefetch(v + i + 256);
+        a += v[i];
+        b += v[i + 1];
+        c += v[i + 2];
+        d += v[i + 3];
+    }
+    const Vector sum = (a + b) + (c + d);
+    return sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+// Memory that all threads read, each its own part, doing nothing else with it: what any program that has to
+// read its weights is compared with. A decode step reads every weight once, so tokens/s can never exceed read
+// bandwidth / bytes of weights. That is why the programs measure the bandwidth themselves, with the same
+// threads and in the same run.
+class ReadBuffer {
+  public:
+    // About n_bytes for n_threads threads, but no more than a quarter of the memory that is available.
+    ReadBuffer(uint64_t n_bytes, int n_threads) : n_threads_(n_threads) {
+        constexpr size_t page = 4096;
+        n_bytes = std::min(n_bytes, available_memory() / 4);
+        per_thread_ = std::max<size_t>(1, n_bytes / page / static_cast<size_t>(n_threads)) * page;
+        try {
+            memory_ = LazyMemory(size(), "reading");
+        } catch (const std::runtime_error&) {
+            n_threads_ = 0;
+        }
+        // Written, so that every page exists, near the thread that will read it.
+        parallel_for(n_threads_, [&](int t) { std::memset(part(t), 1, per_thread_); });
+    }
+
+    // In bytes; 0 if there was no memory.
+    size_t size() const { return per_thread_ * static_cast<size_t>(n_threads_); }
+
+    // How many seconds it takes to read all of it once.
+    double seconds_to_read() const {
+        const double start = seconds_now();
+        std::atomic<uint32_t> total = 0;
+        parallel_for(n_threads_, [&](int t) { total += sum_words(part(t), per_thread_ / sizeof(uint32_t)); });
+        volatile uint32_t sink = total;  // uses the sum; without a use the compiler drops the loop
+        (void)sink;
+        return seconds_now() - start;
+    }
+
+  private:
+    uint32_t* part(int t) const {
+        return memory_.as<uint32_t>() + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t);
+    }
+
+    int n_threads_;
+    size_t per_thread_ = 0;  // bytes
+    LazyMemory memory_;
 };

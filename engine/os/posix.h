@@ -1,5 +1,4 @@
-// What this project asks of the operating system: on Linux, macOS and in WebAssembly. windows.h has the same
-// functions there.
+// The part of system.h on Linux, macOS and in WebAssembly.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,25 +10,6 @@
 #include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <csignal>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <initializer_list>
-#include <limits>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "engine/os/process.h"
 
 #if defined(__APPLE__)
 #include <mach-o/dyld.h>
@@ -167,22 +147,20 @@ inline std::span<const std::byte> map_file(const std::string& path) {
 inline void unmap_file(std::span<const std::byte> file) {
     munmap(const_cast<std::byte*>(file.data()), file.size());
 }
-// Gives back the memory of some pages of a mapped file. Read again, they come from the disk, or from what the
-// system keeps of it.
-inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
-    madvise(const_cast<std::byte*>(pages), n_bytes, MADV_DONTNEED);
+// Gives back the memory of some pages of a mapped file, which may be none.
+inline void drop_pages(std::span<const std::byte> pages) {
+    madvise(const_cast<std::byte*>(pages.data()), pages.size(), MADV_DONTNEED);
 }
 // Begins to read such pages from the disk, and does not wait for them.
-inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
-    madvise(const_cast<std::byte*>(pages), n_bytes, MADV_WILLNEED);
+inline void want_pages(std::span<const std::byte> pages) {
+    madvise(const_cast<std::byte*>(pages.data()), pages.size(), MADV_WILLNEED);
 }
 
-// Whether both names lead to one file, by links or not.
-inline bool same_file(const std::string& a, const std::string& b) {
-    struct stat x {
-    }, y{};
-    return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
-           x.st_ino == y.st_ino;
+// Grows whenever this process reads from a disk, or waits for one.
+inline long disk_reads() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_inblock + usage.ru_majflt;
 }
 
 // For NewFile (files.h). Each returns -1 or false, and errno, if it fails.
@@ -294,42 +272,20 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
 // As std::getc; EOF also when Ctrl-C interrupts the wait.
 inline int read_byte(std::FILE* in) { return std::getc(in); }
 
-// A signal may come after the last look at what its handler sets and before a wait begins, or be taken by
-// another thread. So the handler also writes into this pipe, which a wait has an eye on.
-inline constinit int wake_pipe[2] = {-1, -1};
-
-// A handler may call this.
-inline void wake_reader() {
-    const int reason = errno;
-    if (wake_pipe[1] >= 0) {
-        [[maybe_unused]] const ssize_t n = write(wake_pipe[1], "", 1);
-    }
-    errno = reason;
-}
-
 // Waits until a terminal has something to read: true. False if Ctrl-C has come, before or meanwhile, and may
-// also be false otherwise.
+// also be false otherwise: a signal may come after the last look at what its handler sets and before the wait
+// begins, or be taken by another thread. So no wait is long.
 #ifdef __wasm__  // nothing comes meanwhile there
 inline bool wait_for_input(std::FILE*) { return !interrupted; }
 #else
 inline bool wait_for_input(std::FILE* in) {
-    if (wake_pipe[0] < 0 && pipe(wake_pipe) == 0) {
-        for (const int fd : wake_pipe) {
-            fcntl(fd, F_SETFL, O_NONBLOCK);
-            fcntl(fd, F_SETFD, FD_CLOEXEC);
-        }
-    }
     if (interrupted) return false;
-    const int input = fileno(in), wake = wake_pipe[0] < FD_SETSIZE ? wake_pipe[0] : -1;
-    fd_set ready;  // not poll(), which does not take terminals on every macOS
+    timeval longest{0, 250000};  // microseconds
+    fd_set ready;                // not poll(), which does not take terminals on every macOS
     FD_ZERO(&ready);
-    FD_SET(input, &ready);
-    if (wake >= 0) FD_SET(wake, &ready);
-    if (select(std::max(input, wake) + 1, &ready, nullptr, nullptr, nullptr) < 0) return errno != EINTR;
-    char bytes[64];
-    while (wake >= 0 && FD_ISSET(wake, &ready) && read(wake, bytes, sizeof bytes) == sizeof bytes) {
-    }
-    return FD_ISSET(input, &ready) && !interrupted;
+    FD_SET(fileno(in), &ready);
+    const int n_ready = select(fileno(in) + 1, &ready, nullptr, nullptr, &longest);
+    return !interrupted && (n_ready > 0 || (n_ready < 0 && errno != EINTR));
 }
 #endif
 
@@ -361,30 +317,28 @@ inline void catch_ctrl_c() {
             std::raise(SIGINT);  // delivered when this returns
         }
         interrupted = 1;
-        wake_reader();
     };
     sigaction(SIGINT, &action, nullptr);
 }
 
-// A SIGBUS outside the mapped file kills, as it does without a handler. Only calls that a handler may make
-// (man 7 signal-safety).
-inline void handle_bus_error(int, siginfo_t* info, void*) {
-    const auto* at = static_cast<const std::byte*>(info->si_addr);
-    // A signal that a process sent (si_code <= 0) has no address.
-    if (info->si_code > 0 && at >= mapped_range.begin && at < mapped_range.begin + mapped_range.size) {
-        for (const std::string_view part :
-             {std::string_view(program_in_error_lines), std::string_view(": "), mapped_range.path,
-              std::string_view(": the file has become shorter during the run\n")})
-            [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, part.data(), part.size());
-        _exit(1);
-    }
-    std::signal(SIGBUS, SIG_DFL);
-    std::raise(SIGBUS);  // delivered when this returns
-}
-// A read from the mapped model file behind its end ends the process with one line and exit code 1.
+// A read from the mapped model file behind its end ends the process with one line and exit code 1. A SIGBUS
+// outside the mapped file kills, as it does without a handler.
 inline void catch_bus_errors() {
     struct sigaction action {};
-    action.sa_sigaction = handle_bus_error;
+    // Only calls that a handler may make (man 7 signal-safety).
+    action.sa_sigaction = [](int, siginfo_t* info, void*) {
+        const auto* at = static_cast<const std::byte*>(info->si_addr);
+        // A signal that a process sent (si_code <= 0) has no address.
+        if (info->si_code > 0 && at >= mapped_range.begin && at < mapped_range.begin + mapped_range.size) {
+            for (const std::string_view part :
+                 {std::string_view(program_in_error_lines), std::string_view(": "), mapped_range.path,
+                  std::string_view(": the file has become shorter during the run\n")})
+                [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, part.data(), part.size());
+            _exit(1);
+        }
+        std::signal(SIGBUS, SIG_DFL);
+        std::raise(SIGBUS);  // delivered when this returns
+    };
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGBUS, &action, nullptr);
 }
@@ -392,21 +346,16 @@ inline void catch_bus_errors() {
 // ----------------------------------------------------------------------------
 // Shared libraries
 
-// Null, and why in `error`, if it cannot be loaded. It stays loaded until the process ends. find_symbol() is
-// null where it has no such function.
+// A function of a shared library, which stays loaded until the process ends; null if it has no such one.
+// Throws std::runtime_error if it cannot be loaded.
 //
 // A program without the C library beside it (make dist) has nothing that a library could be linked with.
+inline void* library_function(const std::filesystem::path& file, [[maybe_unused]] const char* name) {
 #ifdef STATIC_PROGRAM
-inline void* load_library(const std::filesystem::path& file, std::string& error) {
-    error = file.string() + ": this program is static and loads no libraries";
-    return nullptr;
-}
-inline void* find_symbol(void*, const char*) { return nullptr; }
+    throw std::runtime_error(file.string() + ": this program is static and loads no libraries");
 #else
-inline void* load_library(const std::filesystem::path& file, std::string& error) {
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (library == nullptr) error = dlerror();
-    return library;
-}
-inline void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
+    if (library == nullptr) throw std::runtime_error(dlerror());
+    return dlsym(library, name);
 #endif
+}

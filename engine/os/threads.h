@@ -1,5 +1,4 @@
-// Threads that share a loop: the one that calls it, and helpers that wait for the next. How many there are
-// without -j is default_threads() in machine.h.
+// Threads that share a loop: the one that calls it, and helpers that wait for the next.
 //
 //     parallel_for(n, [&](int i) { ... });                     a call for each i
 //     parallel_ranges(n, [&](int begin, int end) { ... });     a call for each run of them
@@ -14,10 +13,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -158,6 +159,21 @@ class ThreadPool {
     int size_ = 1;                                 // threads, the calling one among them
     std::atomic<bool> is_busy_ = false, quit_ = false;
 };
+
+// Cores that threads are worth having on: see system_cores().
+inline int physical_cores() {
+    const int n = system_cores();
+    return std::clamp(n > 0 ? n : static_cast<int>(std::thread::hardware_concurrency()), 1, 1024);
+}
+
+// Threads where the command line names none: a physical core each, but no more than the processors' time that
+// a container is granted, rounded down. One thread too many and the kernel stops some of them for the rest of
+// each period (100 ms) once the quota is used up, while the others spend it waiting for them at the end of
+// the loop that they share.
+inline int default_threads(const std::string& root = "") {
+    const double quota = std::floor(granted_processors(root));
+    return static_cast<int>(std::clamp(quota, 1.0, static_cast<double>(physical_cores())));
+}
 
 // The threads of this program. Until it says how many: OMP_NUM_THREADS, as where loops are OpenMP's, or else
 // as many as there are processors.

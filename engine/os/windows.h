@@ -1,4 +1,4 @@
-// The functions of posix.h on Windows, where names and text are UTF-16.
+// The part of system.h on Windows, where names and text are UTF-16: the functions of posix.h.
 #pragma once
 
 #ifndef WIN32_LEAN_AND_MEAN
@@ -17,23 +17,7 @@
 #include <shellapi.h>
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <limits>
 #include <memory>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "engine/os/process.h"
 
 // What compilers hold calls of format() to (engine/app/streams.h): C99, which MinGW's own printf() has.
 #define PRINTF_FORMAT __MINGW_PRINTF_FORMAT
@@ -158,17 +142,18 @@ inline std::span<const std::byte> map_file(const std::string& path) {
 }
 inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.data()); }
 // To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.
-inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
-    VirtualUnlock(const_cast<std::byte*>(pages), n_bytes);
+inline void drop_pages(std::span<const std::byte> pages) {
+    VirtualUnlock(const_cast<std::byte*>(pages.data()), pages.size());
 }
-inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
-    WIN32_MEMORY_RANGE_ENTRY range{const_cast<std::byte*>(pages), n_bytes};
+inline void want_pages(std::span<const std::byte> pages) {
+    WIN32_MEMORY_RANGE_ENTRY range{const_cast<std::byte*>(pages.data()), pages.size()};
     PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
 }
 
-inline bool same_file(const std::string& a, const std::string& b) {
-    std::error_code error;
-    return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
+// The system does not say.
+inline long disk_reads() {
+    static long n = 0;
+    return n++;
 }
 
 inline int create_unnamed(const std::filesystem::path&) { return -1; }
@@ -323,13 +308,11 @@ inline void catch_bus_errors() {}
 // ----------------------------------------------------------------------------
 // Shared libraries
 
-inline void* load_library(const std::filesystem::path& file, std::string& error) {
+inline void* library_function(const std::filesystem::path& file, const char* name) {
     const HMODULE library = LoadLibraryW(file.c_str());
-    if (library == nullptr) error = name_of(file) + ": cannot load: error " + std::to_string(GetLastError());
-    return reinterpret_cast<void*>(library);
-}
-inline void* find_symbol(void* library, const char* name) {
-    return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
+    if (library == nullptr)
+        throw std::runtime_error(name_of(file) + ": cannot load: error " + std::to_string(GetLastError()));
+    return reinterpret_cast<void*>(GetProcAddress(library, name));
 }
 
 inline std::filesystem::path program_file() {

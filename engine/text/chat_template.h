@@ -15,7 +15,7 @@ struct ChatMessage {
     std::string role, content;  // role: system, user or assistant
 };
 
-// The pieces of a chat template, in the order in which the section stores them.
+// A chat template: its pieces, in the order in which the section stores them, and what they cannot say.
 struct ChatTemplate {
     enum Flag : uint32_t {
         // White space at both ends of a message is dropped (Llama 3).
@@ -32,20 +32,7 @@ struct ChatTemplate {
         fold_system = 256     // the first user message goes on where the system message ends (Llama 2)
     };
     uint32_t flags = 0;
-    // What stands before the first message when that is not a system message.
-    std::string no_system;
-    std::string system_prefix, system_suffix;            // a system message that comes first
-    std::string late_system_prefix, late_system_suffix;  // one that does not
-    std::string user_prefix, user_suffix, assistant_prefix, assistant_suffix;
-    std::string generate, generate_no_think;  // what the model is given to continue, thinking on and off
-    std::string think_open, think_close;      // think_blocks: around the thoughts of the last answer
-
-    std::array<std::string*, 13> pieces() {
-        return {&no_system,          &system_prefix, &system_suffix,     &late_system_prefix,
-                &late_system_suffix, &user_prefix,   &user_suffix,       &assistant_prefix,
-                &assistant_suffix,   &generate,      &generate_no_think, &think_open,
-                &think_close};
-    }
+    std::array<std::string, 13> pieces;  // chat_text() names them
 };
 
 // Python's str.strip(): White_Space and the four ASCII separators U+001C to U+001F.
@@ -66,6 +53,12 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
                              bool generation_prompt) {
     if (messages.empty()) fail("chat: no messages");
     const auto has = [&](ChatTemplate::Flag flag) { return (chat.flags & flag) != 0; };
+    // no_system: before the first message when that is no system message. late_system: one that does not come
+    // first. generate, generate_no_think: what the model is given to continue, thinking on and off.
+    // think_open, think_close: around the thoughts of the last answer, with think_blocks.
+    const auto& [no_system, system_prefix, system_suffix, late_system_prefix, late_system_suffix, user_prefix,
+                 user_suffix, assistant_prefix, assistant_suffix, generate, generate_no_think, think_open,
+                 think_close] = chat.pieces;
 
     // Qwen3: an answer keeps its thoughts only while no user has spoken since. (A user message that is one
     // <tool_response> is a tool speaking.) Without any user message, no answer keeps them.
@@ -80,7 +73,7 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
             fail("chat: with this template, user and assistant must take turns");
     }
 
-    std::string out = messages[0].role == "system" ? "" : chat.no_system;
+    std::string out = messages[0].role == "system" ? "" : no_system;
     for (size_t i = 0; i < messages.size(); i++) {
         const std::string valid = utf8_replace_invalid(messages[i].content);
         std::string_view text = valid;
@@ -88,39 +81,37 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
         if (role == "system") {
             if (i > 0 && !has(ChatTemplate::late_system)) fail("chat: the system message must be the first");
             if (has(ChatTemplate::trim_system)) text = chat_trim(text);
-            out.append(i == 0 ? chat.system_prefix : chat.late_system_prefix).append(text);
-            out.append(i == 0 ? chat.system_suffix : chat.late_system_suffix);
+            out.append(i == 0 ? system_prefix : late_system_prefix).append(text);
+            out.append(i == 0 ? system_suffix : late_system_suffix);
         } else if (role == "user") {
             if (has(ChatTemplate::trim_user)) text = chat_trim(text);
             const bool folded = has(ChatTemplate::fold_system) && i == 1 && messages[0].role == "system";
-            out.append(folded ? "" : chat.user_prefix).append(text).append(chat.user_suffix);
+            out.append(folded ? "" : user_prefix).append(text).append(user_suffix);
         } else if (role == "assistant") {
             constexpr std::string_view open = "<think>", close = "</think>";
             if (const size_t end = text.rfind(close); has(ChatTemplate::drop_thoughts) && end != text.npos)
                 text = trim_newlines(text.substr(end + close.size()), has(ChatTemplate::strip_answer), false);
             if (has(ChatTemplate::trim_assistant)) text = chat_trim(text);
-            out.append(chat.assistant_prefix);
+            out.append(assistant_prefix);
             // "<think>\nthoughts\n</think>\n\nanswer", with text that has no </think> all answer.
             std::string_view thoughts;
             if (const size_t end = text.rfind(close); has(ChatTemplate::think_blocks) && end != text.npos) {
-                thoughts = trim_newlines(text.substr(0, text.find(close)), false, true);
+                thoughts = text.substr(0, text.find(close));
                 if (const size_t begin = thoughts.rfind(open); begin != thoughts.npos)
                     thoughts.remove_prefix(begin + open.size());
-                thoughts = trim_newlines(thoughts, true, false);
+                thoughts = trim_newlines(thoughts, true, true);
                 text = trim_newlines(text.substr(end + close.size()), true, false);
             }
             const bool current = has(ChatTemplate::think_blocks) && last_user < i;
             if (current && (i + 1 == messages.size() || !thoughts.empty())) {
-                out.append(chat.think_open)
-                    .append(trim_newlines(thoughts, true, true))
-                    .append(chat.think_close);
+                out.append(think_open).append(thoughts).append(think_close);
                 text = trim_newlines(text, has(ChatTemplate::strip_answer), false);
             }
-            out.append(text).append(chat.assistant_suffix);
+            out.append(text).append(assistant_suffix);
         } else {
             fail("chat: role '", role, "' is not system, user or assistant");
         }
     }
-    if (generation_prompt) out.append(think ? chat.generate : chat.generate_no_think);
+    if (generation_prompt) out.append(think ? generate : generate_no_think);
     return out;
 }

@@ -23,19 +23,14 @@ constexpr size_t most_bytes_per_nfc_byte = 4;
 #ifdef NO_TOKENIZER
 // What there is instead: encode() throws before it uses any of it.
 inline std::string nfc(std::string_view s) { return std::string(s); }
-struct AnchoredRegex {
-    bool anchored = true;
-    void compile(std::string_view, const char*) {}
-};
 struct RegexBudget {
     explicit RegexBudget(size_t) {}
 };
-struct RegexMatcher {
+struct AnchoredRegex {
     static constexpr ptrdiff_t undecided = -2;
-    std::string_view text{};
-    bool goes_on = false;
-    RegexMatcher(const AnchoredRegex&, std::string_view, RegexBudget&) {}
-    ptrdiff_t match(size_t) { return -1; }
+    bool anchored = true;
+    void compile(std::string_view, const char*) {}
+    ptrdiff_t match(std::string_view, size_t, RegexBudget&, bool = false) const { return -1; }
 };
 #else
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -74,12 +69,9 @@ inline void append_nfc(std::string_view s, std::string& out) {
         if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
         return static_cast<size_t>(n);
     };
-    const auto has_lower_class = [](utf8proc_int32_t a, utf8proc_int32_t b) {
-        return utf8proc_get_property(a)->combining_class < utf8proc_get_property(b)->combining_class;
-    };
-    const auto is_starter = [](utf8proc_int32_t code) {
-        return utf8proc_get_property(code)->combining_class == 0;
-    };
+    const auto class_of = [](utf8proc_int32_t code) { return utf8proc_get_property(code)->combining_class; };
+    const auto is_starter = [&](utf8proc_int32_t code) { return class_of(code) == 0; };
+    const auto is_lower = [&](utf8proc_int32_t a, utf8proc_int32_t b) { return class_of(a) < class_of(b); };
 
     std::vector<utf8proc_int32_t> codes;
     codes.reserve(s.size());
@@ -93,9 +85,9 @@ inline void append_nfc(std::string_view s, std::string& out) {
         i += c.length;
     }
     for (auto run = codes.begin(); run != codes.end();) {
-        const auto end = std::find_if(run, codes.end(), is_starter);
-        if (!std::is_sorted(run, end, has_lower_class)) std::stable_sort(run, end, has_lower_class);
-        run = std::find_if_not(end, codes.end(), is_starter);
+        const auto end = std::find_if(run + 1, codes.end(), is_starter);
+        if (!std::is_sorted(run, end, is_lower)) std::stable_sort(run, end, is_lower);
+        run = end;
     }
     const auto n = static_cast<utf8proc_ssize_t>(codes.size());
     codes.push_back(0);  // room for a byte behind the text that codes become, in their place
@@ -133,83 +125,116 @@ inline std::string nfc(std::string_view s) {
     return out;
 }
 
-// What a pattern has. `unsafe`: where something is that can take time that nobody counts, or npos: classes in
-// caseless mode, which are slow to compile; back references, lookbehind, large counts, recursion and what
-// begins with (*, script runs for example; and what hides text from this search, \Q, \c, comments and [ in a
-// class. `anchored`: whether a match may depend on where the text begins or ends, or on the character in
-// front of it.
-struct PatternScan {
-    size_t unsafe = std::string_view::npos;
-    bool anchored = false;
-};
-inline PatternScan scan_pattern(std::string_view pattern) {
-    PatternScan found;
-    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-    const auto is_one_of = [](char c, std::string_view all) { return all.find(c) != all.npos; };
-    bool in_class = false;
-    for (size_t i = 0; i < pattern.size() && found.unsafe == pattern.npos; i++) {
-        const size_t at = i;
-        const std::string_view rest = pattern.substr(i), next = rest.substr(1);
-        bool safe = true;
-        if (rest[0] == '\\' && !next.empty()) {
-            safe = !is_digit(next[0]) && !is_one_of(next[0], "EQcgk");
-            found.anchored = found.anchored || (!in_class && is_one_of(next[0], "AbBGZz"));
-            i++;
-            if (is_one_of(next[0], "Ppx") && next.substr(1).starts_with('{'))
-                i += std::min(next.find('}'), next.size() - 1);
-        } else if (in_class) {
-            safe = rest[0] != '[';
-            in_class = rest[0] != ']';
-        } else if (rest[0] == '[') {
-            safe = !next.starts_with(']') && !next.starts_with("^]");
-            in_class = true;
-        } else if (rest[0] == '{') {  // a count: three digits
-            size_t digits = 0;
-            for (const char c : next.substr(0, std::min<size_t>(next.find('}'), 8))) {
-                digits = is_digit(c) ? digits + 1 : 0;
-                safe = safe && digits <= 3;
-            }
-        } else if (rest.starts_with("(?i:")) {  // plain words
-            safe = rest.find_first_of("([\\", 1) > rest.find(')');
-        } else if (rest.starts_with("(?")) {
-            safe = rest.starts_with("(?:") || rest.starts_with("(?=") || rest.starts_with("(?!");
-        } else if (rest[0] == '(') {
-            safe = !next.starts_with('*');
-        } else if (rest[0] == '^' || rest[0] == '$') {
-            found.anchored = true;
-        }
-        if (!safe) found.unsafe = at;
+// What a pattern may consist of, as a regular expression. Its match ends in front of something that can take
+// time that nobody counts: classes in caseless mode, which are slow to compile; back references, lookbehind,
+// large counts, recursion and what begins with (*, script runs for example; and what hides text from this
+// search, \Q, \c, comments and [ in a class. The group `anchor` is set if a match may depend on where the
+// text begins or ends, or on the character in front of it.
+constexpr std::string_view safe_pattern = R"(
+    (?(DEFINE) (?<escape> \\ (?: [Ppx] \{ [^}]*+ (?: \} | \z ) | [^0-9EQcgk] | \z ) )
+               (?<class> \[ (?! \^? \] ) (?: [^][\\] | (?&escape) )*+ ) )
+    (?: (?<anchor> [$^] | \\ [AbBGZz] ) | [^[({\\] | (?&escape) | (?&class) \]
+      | \{ (?! [^}]{0,4} [0-9]{4} )                               (?# a count of up to three digits)
+      | \( (?: (?! [*?] ) | \? [:=!] | \?i: (?= [^([\\)]* \) ) )  (?# the last is of plain words)
+    )*+ (?&class)?)";
+
+// The work that all matches in one text may take together, in steps: 64 per byte, of which the patterns of
+// real models take 4.2 at most (`\s*[\r\n]+` on a long run of spaces), and some for short texts. And what
+// PCRE2 needs for a match. A text has one, and no other thread uses it.
+struct RegexBudget {
+    size_t total, left;
+    size_t position = 0;  // at the last callback
+    std::shared_ptr<pcre2_match_data> data{pcre2_match_data_create(1, nullptr), pcre2_match_data_free};
+    std::shared_ptr<pcre2_match_context> context{pcre2_match_context_create(nullptr),
+                                                 pcre2_match_context_free};
+
+    explicit RegexBudget(size_t text_size) : total(100'000 + 64 * text_size), left(total) {
+        if (!data || !context) throw std::bad_alloc();
+        pcre2_set_callout(context.get(), count, this);
+        pcre2_set_heap_limit(context.get(), 64 * 1024);  // KiB
     }
-    return found;
-}
+    RegexBudget(const RegexBudget&) = delete;  // PCRE2 knows its address
+
+  private:
+    // PCRE2's callback before each item of the pattern: a step, and one for each byte since the last.
+    static int count(pcre2_callout_block* at, void* budget) {
+        RegexBudget& b = *static_cast<RegexBudget*>(budget);
+        const size_t now = at->current_position;
+        const size_t steps = 1 + (now > b.position ? now - b.position : b.position - now);
+        b.position = now;
+        if (steps > b.left) return PCRE2_ERROR_CALLOUT;
+        b.left -= steps;
+        return 0;
+    }
+};
 
 // One compiled regular expression, matched only where it is told to (anchored).
+//
+// A step is an item of the pattern that is tried, or a byte that the match moves. PCRE2 does not count what a
+// repeat such as \s* runs over, does not tell how much it has counted, and counts differently with and
+// without JIT. So a match is first tried where it cannot take long: on the next `window` bytes, within
+// `quick_limit`. If it needs to see more (to PCRE2 it is a partial match then) or to try more, the
+// interpreter does it again, with a callback before each item of the pattern that counts the steps.
 struct AnchoredRegex {
+    static constexpr size_t window = 128;
+    static constexpr uint32_t quick_limit = 64;
+    static constexpr ptrdiff_t undecided = -2;
+
     std::shared_ptr<pcre2_code> code, counted;  // counted: calls back before every item of the pattern
-    bool anchored = false;                      // see PatternScan
+    bool anchored = false;                      // see safe_pattern
 
     // `what` names the pattern in the error message. Throws std::runtime_error.
     void compile(std::string_view pattern, const char* what) {
-        const PatternScan found = scan_pattern(pattern);
-        if (found.unsafe != pattern.npos) {
-            fail("tokenizer: ", what, " has something at byte ", found.unsafe, " that is not supported");
-        }
+        const auto subject = reinterpret_cast<PCRE2_SPTR>(pattern.data());
+        const auto safe = compiled(safe_pattern, PCRE2_ANCHORED | PCRE2_EXTENDED, "safe_pattern");
+        const RegexBudget found(0);
+        const int rc = pcre2_match(safe.get(), subject, pattern.size(), 0, 0, found.data.get(), nullptr);
+        const size_t end = rc < 0 ? 0 : pcre2_get_ovector_pointer(found.data.get())[1];
+        if (end < pattern.size())
+            fail("tokenizer: ", what, " has something at byte ", end, " that is not supported");
+        anchored = rc == 0;  // a group is set, for which `data` has no room
         // UCP: \p{..} and caseless matching by Unicode's tables. \C would cut characters in two.
         const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C;
         code = compiled(pattern, options, what);
         counted = compiled(pattern, options | PCRE2_AUTO_CALLOUT, what);
-        anchored = found.anchored;
         // Where there is no JIT, the interpreter is used.
         pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     }
 
+    // The end of the match in `text`, valid UTF-8, that starts at `at`, or -1 if there is none; of a text
+    // that goes on, `undecided` if that depends on what follows. Throws std::runtime_error when the budget is
+    // spent (by a pattern whose backtracking explodes).
+    ptrdiff_t match(std::string_view text, size_t at, RegexBudget& budget, bool goes_on = false) const {
+        const auto run = [&](const pcre2_code* pattern, size_t end, uint32_t options, uint32_t limit) {
+            pcre2_set_match_limit(budget.context.get(), limit);
+            return pcre2_match(pattern, reinterpret_cast<PCRE2_SPTR>(text.data()), end, at,
+                               PCRE2_NO_UTF_CHECK | options, budget.data.get(), budget.context.get());
+        };
+        size_t end = std::min(text.size(), at + window);
+        while (end < text.size() && (text[end] & 0xC0) == 0x80) end--;  // whole characters
+        const uint32_t open = goes_on ? PCRE2_PARTIAL_HARD : 0;
+        int rc = run(code.get(), end, end < text.size() ? PCRE2_PARTIAL_HARD : open, quick_limit);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
+            budget.position = at;
+            rc = run(counted.get(), text.size(), open, UINT32_MAX);
+        }
+        if (rc == PCRE2_ERROR_PARTIAL) return undecided;
+        if (rc == PCRE2_ERROR_NOMATCH) return -1;
+        if (rc < 0) {
+            std::string why = message(rc);
+            if (rc == PCRE2_ERROR_CALLOUT)
+                why = "it takes more than " + std::to_string(budget.total) + " steps";
+            fail("tokenizer: pattern fails at byte ", at, " of a text of ", text.size(), ": ", why);
+        }
+        return static_cast<ptrdiff_t>(std::max(pcre2_get_ovector_pointer(budget.data.get())[1], at));
+    }
+
+  private:
     static std::string message(int error) {
         unsigned char text[200] = "";
         pcre2_get_error_message(error, text, sizeof text);
         return reinterpret_cast<const char*>(text);
     }
-
-  private:
     static std::shared_ptr<pcre2_code> compiled(std::string_view pattern, uint32_t options,
                                                 const char* what) {
         int error = 0;
@@ -222,87 +247,6 @@ struct AnchoredRegex {
             fail("tokenizer: ", what, " does not compile at byte ", offset, ": ", message(error));
         }
         return result;
-    }
-};
-
-// The work that all matches in one text may take together, in steps: 64 per byte, of which the patterns of
-// real models take 4.2 at most (`\s*[\r\n]+` on a long run of spaces), and some for short texts.
-struct RegexBudget {
-    size_t total, left;
-    explicit RegexBudget(size_t text_size) : total(100'000 + 64 * text_size), left(total) {}
-};
-
-// Matches an AnchoredRegex at positions of one string. Not shared between threads.
-//
-// A step is an item of the pattern that is tried, or a byte that the match moves. PCRE2 does not count what a
-// repeat such as \s* runs over, does not tell how much it has counted, and counts differently with and
-// without JIT. So a match is first tried where it cannot take long: on the next `window` bytes, within
-// `quick_limit`. If it needs to see more (to PCRE2 it is a partial match then) or to try more, the
-// interpreter does it again, with a callback before each item of the pattern that counts the steps.
-struct RegexMatcher {
-    static constexpr size_t window = 128;
-    static constexpr uint32_t quick_limit = 64;
-    static constexpr ptrdiff_t undecided = -2;
-
-    const AnchoredRegex& regex;
-    std::string_view text;  // valid UTF-8
-    RegexBudget& budget;
-    bool goes_on = false;  // there is more of the text than is here
-    std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data;
-    std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> quick, counting;
-    size_t position = 0;  // at the last callback
-
-    RegexMatcher(const AnchoredRegex& r, std::string_view t, RegexBudget& b)
-        : regex(r),
-          text(t),
-          budget(b),
-          data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
-          quick(pcre2_match_context_create(nullptr), pcre2_match_context_free),
-          counting(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
-        if (!data || !quick || !counting) throw std::bad_alloc();
-        pcre2_set_match_limit(quick.get(), quick_limit);
-        pcre2_set_callout(counting.get(), count, this);
-        pcre2_set_match_limit(counting.get(), UINT32_MAX);
-        pcre2_set_heap_limit(counting.get(), 64 * 1024);  // KiB
-    }
-
-    // The end of the match that starts at `at`, or -1 if there is none; of a text that goes on, `undecided`
-    // if that depends on what follows. Throws std::runtime_error when the budget is spent (by a pattern whose
-    // backtracking explodes).
-    ptrdiff_t match(size_t at) {
-        size_t end = std::min(text.size(), at + window);
-        while (end < text.size() && (text[end] & 0xC0) == 0x80) end--;  // whole characters
-        const uint32_t open = goes_on ? PCRE2_PARTIAL_HARD : 0;
-        int rc = run(*regex.code, end, at, end < text.size() ? PCRE2_PARTIAL_HARD : open, *quick);
-        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
-            position = at;
-            rc = run(*regex.counted, text.size(), at, open, *counting);
-        }
-        if (rc == PCRE2_ERROR_PARTIAL) return undecided;
-        if (rc == PCRE2_ERROR_NOMATCH) return -1;
-        if (rc < 0) {
-            std::string why = AnchoredRegex::message(rc);
-            if (rc == PCRE2_ERROR_CALLOUT)
-                why = "it takes more than " + std::to_string(budget.total) + " steps";
-            fail("tokenizer: pattern fails at byte ", at, " of a text of ", text.size(), ": ", why);
-        }
-        return static_cast<ptrdiff_t>(std::max(pcre2_get_ovector_pointer(data.get())[1], at));
-    }
-
-  private:
-    int run(const pcre2_code& code, size_t end, size_t at, uint32_t options, pcre2_match_context& context) {
-        return pcre2_match(&code, reinterpret_cast<PCRE2_SPTR>(text.data()), end, at,
-                           PCRE2_NO_UTF_CHECK | options, data.get(), &context);
-    }
-    // PCRE2's callback before each item of the pattern: a step, and one for each byte since the last.
-    static int count(pcre2_callout_block* at, void* matcher) {
-        RegexMatcher& m = *static_cast<RegexMatcher*>(matcher);
-        const size_t now = at->current_position;
-        const size_t steps = 1 + (now > m.position ? now - m.position : m.position - now);
-        m.position = now;
-        if (steps > m.budget.left) return PCRE2_ERROR_CALLOUT;
-        m.budget.left -= steps;
-        return 0;
     }
 };
 

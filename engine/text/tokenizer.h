@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/text/pre_tokenizer.h"
@@ -48,32 +49,23 @@ class Tokenizer : public Vocabulary {
 
     // Of a text that goes on, `text` (valid UTF-8) is the beginning. Appends the ids of as much of it as is
     // sure whatever follows, and returns how many bytes that is; the ids of the rest are those of the rest by
-    // itself. 0: more has to be read. Takes every step of encode(), as far as nothing that may follow can
-    // change what it does.
+    // itself. 0: more has to be read. Takes encode()'s steps, as far as nothing that may follow changes them.
     size_t encode_beginning(std::string_view text, std::vector<int>& ids) const {
         constexpr uint32_t looks_around = AddedToken::lstrip | AddedToken::rstrip | AddedToken::single_word;
         if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
-        const auto sure_end =
-            [&](std::string_view s) {  // an added token that begins behind it may be cut off
-                size_t end = s.size() - std::min(s.size(), longest_added_);
-                while (end > 0 && end < s.size() && (s[end] & 0xC0) == 0x80) end--;
-                return end;
-            };
-        const auto end_of_added = [&](const AddedTokens& tokens,
-                                      std::string_view s) {  // of the last sure one
-            size_t end = 0;
+        // Where the last added token ends that is sure, and where one may begin that is cut off.
+        const auto sure_part = [&](const AddedTokens& tokens, std::string_view s) {
+            size_t end = s.size() - std::min(s.size(), longest_added_), begin = 0;
+            while (end > 0 && end < s.size() && (s[end] & 0xC0) == 0x80) end--;
             for (const AddedTokens::Found& f : tokens.find(s))
-                if (f.at >= end && f.at < sure_end(s)) end = f.at + f.token->text.size();
-            return end;
-        };
-        const auto between = [](std::string_view s, size_t begin, size_t end) {
-            return s.substr(begin, std::max(begin, end) - begin);
+                if (f.at >= begin && f.at < end) begin = f.at + f.token->text.size();
+            return std::pair(begin, std::max(begin, end));
         };
 
-        const size_t start = end_of_added(raw_tokens_, text);
+        const auto [start, stop] = sure_part(raw_tokens_, text);
         const std::vector<int> before = encode(text.substr(0, start), false);
         ids.insert(ids.end(), before.begin(), before.end());
-        std::string_view stretch = between(text, start, sure_end(text)), normal = stretch;
+        std::string_view stretch = text.substr(start, stop - start), normal = stretch;
         std::string normalized;
         if (flags_ & kNfc) {  // as far as it may be cut in front of an ASCII character
             while (!stretch.empty() && static_cast<uint8_t>(stretch.back()) >= 0x80) stretch.remove_suffix(1);
@@ -81,15 +73,14 @@ class Tokenizer : public Vocabulary {
             normal = normalized = nfc(stretch);
         }
         RegexBudget budget(text.size());
-        const size_t first = end_of_added(normalized_tokens_, normal);
+        const auto [first, last] = sure_part(normalized_tokens_, normal);
         Sure sure{0, ids.size()};
         encode_normalized(normal.substr(0, first), budget, ids);
-        encode_text(between(normal, first, sure_end(normal)), budget, ids, &sure);
+        split(normal.substr(first, last - first), 0, budget, ids, &sure);
         ids.resize(sure.n_ids);
         if (sure.bytes == 0) return start;
         if (!(flags_ & kNfc)) return start + first + sure.bytes;
-        // NFC neither makes nor changes a character up to U+0020: before the same one, the same text has
-        // been.
+        // NFC neither makes nor changes a character up to U+0020: before the same one is the same text.
         const auto is_blank = [](char c) { return static_cast<uint8_t>(c) <= 0x20; };
         const std::string_view done = normal.substr(0, first + sure.bytes);
         auto n = std::count_if(done.begin(), done.end(), is_blank);
@@ -99,12 +90,11 @@ class Tokenizer : public Vocabulary {
     }
 
     // A text (valid UTF-8) of more than n times as many bytes is more than n ids. 0: there is no such number,
-    // as parts of a text may be no ids: bytes without a token, what a step drops, white space beside an added
-    // token.
+    // as some text has no ids: bytes without a token, what a step drops, white space beside an added token.
     size_t most_bytes_per_id() const {
         size_t most = longest_added_;
         bool drops = added_flags_ & (AddedToken::lstrip | AddedToken::rstrip);
-        for (const SplitStep& step : steps_) drops = drops || step.flags & kDropGaps;
+        for (const SplitStep& step : steps_) drops = drops || step.drops_gaps;
         for (int byte = 0; byte <= 0xF4; byte++)  // C0, C1 and F5 up are in no UTF-8
             drops = drops || (byte_ids_[byte] < 0 && byte != 0xC0 && byte != 0xC1);
         for (int id = 0; id < vocab_size(); id++)
@@ -155,48 +145,36 @@ class Tokenizer : public Vocabulary {
 
     // Whether the first character of `s` may be part of a word (\w of Rust's regular expressions).
     bool is_word_char(std::string_view s, RegexBudget& budget) const {
-        return RegexMatcher(word_pattern_, s.substr(0, utf8_first(s).length), budget).match(0) > 0;
+        return word_pattern_.match(s.substr(0, utf8_first(s).length), 0, budget) > 0;
     }
 
     void encode_normalized(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
         split_added(normalized_tokens_, s, budget, ids,
-                    [&](std::string_view t) { encode_text(t, budget, ids); });
+                    [&](std::string_view t) { split(t, 0, budget, ids); });
     }
 
-    // Splits normalized text into words, as the steps of the pre-tokenizer say, and encodes each. `sure`: the
-    // text goes on.
-    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids,
-                     Sure* sure = nullptr) const {
-        std::vector<RegexMatcher> matchers;  // one per step, for all its pieces
-        matchers.reserve(steps_.size());
-        for (const SplitStep& step : steps_) matchers.emplace_back(step.pattern, s, budget);
-        if (sure != nullptr) matchers[0].goes_on = true;
-        split(s, 0, matchers, ids, sure);
-    }
-
-    // Cuts a piece of text at the matches of the step's pattern; each part goes on to the next step, and what
-    // the last one leaves is a word. What no match covers is a part too ("isolated" in Hugging Face's terms),
-    // unless the step drops it. An empty match also cuts, but one right behind the last match does not count.
-    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers, std::vector<int>& ids,
+    // Cuts a piece of normalized text at the matches of the step's pattern, which sees no more than the
+    // piece; each part goes on to the next step, and what the last one leaves is a word. What no match covers
+    // is a part too ("isolated" in Hugging Face's terms), unless the step drops it. An empty match also cuts,
+    // but one right behind the last match does not count. `sure`: the text goes on.
+    void split(std::string_view piece, size_t step, RegexBudget& budget, std::vector<int>& ids,
                Sure* sure = nullptr) const {
         if (step == steps_.size()) return encode_word(piece, ids);
-        RegexMatcher& matcher = matchers[step];
-        matcher.text = piece;  // the pattern sees no more than the piece
-        const bool keep_gaps = !(steps_[step].flags & kDropGaps);
+        const auto& [drops_gaps, pattern] = steps_[step];
         const auto part = [&](size_t from, size_t to) {
-            if (from < to) split(piece.substr(from, to - from), step + 1, matchers, ids);
+            if (from < to) split(piece.substr(from, to - from), step + 1, budget, ids);
         };
         size_t start = 0;           // of the text not yet handed on
         bool just_matched = false;  // a match ended at `i`
         for (size_t i = 0; i < piece.size();) {
-            const ptrdiff_t end = matcher.match(i);
-            if (end == RegexMatcher::undecided) return;
+            const ptrdiff_t end = pattern.match(piece, i, budget, sure != nullptr);
+            if (end == AnchoredRegex::undecided) return;
             if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
                 i += utf8_first(piece.substr(i)).length;
                 just_matched = false;
                 continue;
             }
-            if (keep_gaps) part(start, i);
+            if (!drops_gaps) part(start, i);
             part(i, static_cast<size_t>(end));
             start = i = static_cast<size_t>(end);
             just_matched = true;
@@ -204,30 +182,26 @@ class Tokenizer : public Vocabulary {
             const bool blank = i < piece.size() && static_cast<uint8_t>(piece[i]) <= 0x20;
             if (sure != nullptr && (blank || !(flags_ & kNfc))) *sure = {i, ids.size()};
         }
-        if (keep_gaps) part(start, piece.size());
+        if (!drops_gaps) part(start, piece.size());
     }
 
     void encode_word(std::string_view word, std::vector<int>& ids) const {
-        constexpr size_t short_word = 48;  // ids up to which the quadratic merge loop is the faster one
         if (flags_ & kIgnoreMerges)
             if (const int id = words_[word_slot(word)]; id >= 0) return ids.push_back(id);
         const size_t start = ids.size();
         for (const char c : word) {
-            // A byte that no token stands for vanishes, as it does in Hugging Face's BPE without an
-            // unk_token.
+            // A byte without a token vanishes, as in Hugging Face's BPE without an unk_token.
             if (const int id = byte_ids_[static_cast<uint8_t>(c)]; id >= 0) ids.push_back(id);
         }
         const std::span<int> of_word = std::span(ids).subspan(start);
-        ids.resize(start +
-                   (of_word.size() <= short_word ? merge_short<short_word>(of_word) : merge_long(of_word)));
+        ids.resize(start + (of_word.size() <= short_word ? merge_short(of_word) : merge_long(of_word)));
     }
 
     // Byte-pair encoding: again and again, of all neighbours that may merge, the pair with the lowest rank
-    // does, the leftmost of equals. Takes O(n^2) steps for n ids, in two small arrays. Returns how many ids
-    // are left.
-    template <size_t most>
+    // does, the leftmost of equals. Takes O(n^2) steps for n ids, in two small arrays. Returns how many stay.
+    static constexpr size_t short_word = 48;  // ids up to which this is faster than merge_long()
     size_t merge_short(std::span<int> id) const {
-        std::array<uint32_t, most> ranks;  // of the merge of i and i + 1
+        std::array<uint32_t, short_word> ranks;  // of the merge of i and i + 1
         size_t n = id.size();
         const auto rank_at = [&](size_t i) {
             return i + 1 < n ? merges_[merge_slot(id[i], id[i + 1])].rank : kNoRank;

@@ -11,10 +11,11 @@
 #include <utility>
 
 // Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
 [[noreturn]] void fail(const auto&... parts) {
     std::ostringstream text;
     (text << ... << parts);
-    throw std::runtime_error(text.str());
+    throw Error(text.str());
 }
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD

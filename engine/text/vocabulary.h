@@ -270,9 +270,8 @@ class Vocabulary {
     static constexpr uint32_t kNoRank = 0xFFFFFFFF;
 
     // A step of the pre-tokenizer: cuts a piece of text at the matches of a pattern.
-    static constexpr uint32_t kDropGaps = 1;  // a step's flag: what no match covers is dropped
     struct SplitStep {
-        uint32_t flags = 0;
+        bool drops_gaps;  // what no match covers is dropped
         AnchoredRegex pattern{};
     };
     // Merge `left right` -> `merged`; a lower rank goes first. An empty slot has left = -1.
@@ -366,10 +365,10 @@ class Vocabulary {
         while (!in.rest.empty()) {
             check_section(steps_.size() < 16, "pattern_size ", n_bytes, " holds more than 16 steps");
             const uint32_t flags = are_listed ? in.u32("pattern flags") : 0;
-            check_section(flags <= kDropGaps, "pattern flags ", flags, " has unknown bits");
+            check_section(flags <= 1, "pattern flags ", flags, " has unknown bits");
             const std::string_view pattern = in.take(are_listed ? in.u32("pattern") : n_bytes, "pattern of");
             SectionReader::check_text(pattern, "pattern");
-            steps_.push_back({flags, {}});
+            steps_.push_back({flags == 1});
             steps_.back().pattern.compile(pattern, "pattern");
         }
     }
@@ -409,9 +408,9 @@ class Vocabulary {
         const size_t n_bytes = in.rest.size();
         chat_.flags = in.u32("chat.flags");
         check_section(chat_.flags <= 511, "chat.flags ", chat_.flags, " has unknown bits");
-        for (std::string* piece : chat_.pieces()) {
-            *piece = in.take(in.u32("chat literal"), "chat literal of");
-            SectionReader::check_text(*piece, "chat literal");
+        for (std::string& piece : chat_.pieces) {
+            piece = in.take(in.u32("chat literal"), "chat literal of");
+            SectionReader::check_text(piece, "chat literal");
         }
         check_section(in.rest.empty(), "chat_size ", n_bytes, " leaves bytes over");
     }

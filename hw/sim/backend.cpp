@@ -6,8 +6,6 @@
 // narrow.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <string>
@@ -66,15 +64,6 @@ int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
     });
 }
 
-int32_t allocate(void*, void** memory, size_t n_bytes) {
-    *memory = std::malloc(n_bytes);
-    return *memory != nullptr || n_bytes == 0 ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
-}
-void release(void*, void* memory) { std::free(memory); }
-int32_t copy(void*, void* to, const void* from, size_t n_bytes) {
-    return std::memcpy(to, from, n_bytes), QUANT_GEMM_OK;
-}
-
 int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
     return guarded([&] {
         of(context).rtl.quantize(rows->codes, rows->scales, x, rows->n_rows, rows->n_cols, rows->group_size,
@@ -101,9 +90,10 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 
 const char* error_text() { return latest_error.c_str(); }
 
+constexpr auto none = nullptr;  // no functions for memory, which is the program's
 const QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,       "rtl", rank, open,     close,    accepts,   load,
-    allocate,           release, copy,  copy, quantize, multiply, error_text};
+    QUANT_GEMM_VERSION, 1,        "rtl",     rank, open, close, accepts, load, none, none, none, none,
+    quantize,           multiply, error_text};
 
 }  // namespace
 

@@ -22,11 +22,11 @@ inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
         if (w.scale_type == QUANT_GEMM_GROUP_INT8) {
             expand_columns(reinterpret_cast<int8_t*>(stored.data()), w, i, 0, w.n_cols);
         } else {
-            unpack_row(stored.data(), w, i);
+            unpack_columns(stored.data(), w, i, 0, w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols);
         }
         size_t next = 0;
         for (int k = 0; k < w.n_cols; k++) {
-            const int zero = in_8_bits ? 0 : weight_zero(w, i, k / w.group);
+            const int zero = in_8_bits ? 0 : RowZeros(w, i)[k / w.group];
             if (k % w.group_size == 0)
                 scales.push_back(weight_scale(w, i, k / w.group)), zeros.push_back(uint8_t(zero));
             const bool absent = w.kind == QUANT_GEMM_SPARSE &&

@@ -18,7 +18,7 @@ namespace {
 void render(Choices& choices) {
     ChatTemplate chat;
     chat.flags = uint32_t(choices.number(0, 255));
-    for (std::string* piece : chat.pieces()) *piece = utf8_replace_invalid(choices.text(6));
+    for (std::string& piece : chat.pieces) piece = utf8_replace_invalid(choices.text(6));
     std::vector<ChatMessage> messages;
     for (int n = choices.number(0, 6); n > 0; n--) {
         const std::string role = choices.one_of<const char*>({"user", "assistant", "system", "tool"});
@@ -88,7 +88,7 @@ void converse(Choices& choices) {
         auto tokenizer = std::make_shared<const Tokenizer>(
             Tokenizer(std::as_bytes(std::span(section_bytes)), s.vocab_size()));
         ChatModel model(tokenizer, context, seed, max_chunk);
-        Session session{model, Sampler(0, 0, 1, 0), context, max_new};
+        Session session{model, Sampler{0, 0, 1, {}}, context, max_new};
         std::FILE* in = fmemopen(lines.data(), lines.size(), "r");
         const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closed(in, std::fclose);
         expect(in != nullptr, "fmemopen works");

@@ -44,7 +44,7 @@ C choose_config(Choices& choices) {
     c.bos_id = -1;
     c.eos_ids.clear();
     c.shared_classifier = choices.yes();
-    c.rope_scaling.type = choices.number(0, 3);
+    c.rope_type = choices.number(0, 3);
     c.rope_theta = choices.one_of({1.0f, 1e4f, 1e12f});
     c.norm_eps = choices.one_of({1e-5f, 0.0f, 1.0f});
     if constexpr (is_emulated) {
@@ -56,8 +56,7 @@ C choose_config(Choices& choices) {
         c.dim = c.group_size * choices.number(1, 2);
         c.hidden_dim = c.group_size * choices.number(1, 2);
     } else if constexpr (with_formats<C>) {
-        for (MatrixFormat& f : c.formats)
-            f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
+        for (auto& f : c.formats) set_format(f, choices.number(0, int(std::size(matrix_formats)) - 1));
         if (c.shared_classifier) c.formats.back() = c.formats.front();
         c.has_order = choices.yes();
         c.group_size = group_size_of(c.formats);
@@ -73,8 +72,8 @@ C choose_config(Choices& choices) {
         using Kind = decltype(m.expert_format.kind);
         kind = choices.one_of({Kind::a8w8, Kind::a8w4, Kind::mxfp8, Kind::ladder});
         const bool is_ladder = kind == Kind::ladder;
-        for (MatrixFormat& f : m.ladder)
-            if (is_ladder) f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
+        for (auto& f : m.ladder)
+            if (is_ladder) set_format(f, choices.number(0, int(std::size(matrix_formats)) - 1));
         if (c.shared_classifier) m.ladder.back() = m.ladder.front();
         group = kind == Kind::a8w8   ? 0
                 : kind == Kind::a8w4 ? choices.one_of({64, 0, 32, 128})

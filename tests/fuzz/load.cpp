@@ -70,7 +70,7 @@ void open_and_run(const std::string& path) {
     for (const int id : ids) {
         const std::span<const float> logits = m.forward(std::span(&id, 1), 0, 1);
         expect(logits.size() == size_t(c.vocab_size), "there is a logit for each token");
-        Sampler sampler(c.temperature, c.top_k, c.top_p, 1, c.min_p, c.repetition_penalty);
+        Sampler sampler{c.temperature, c.top_k, c.top_p, std::mt19937_64(1), c.min_p, c.repetition_penalty};
         const int next = sampler.sample(logits, ids);
         expect(next >= 0 && next < c.vocab_size, "a token is drawn");
     }
@@ -105,9 +105,9 @@ namespace {
 void change_field(Header& h, uint32_t random) {
     if (has_formats && random % 3 == 0) {
         constexpr size_t n_kinds = 9;
-        const uint32_t which = random / 3 % (n_kinds + 1), format = random / 64 % matrix_formats.size();
+        const uint32_t which = random / 3 % (n_kinds + 1), format = random / 64 % std::size(matrix_formats);
         if (which == n_kinds) return h.set(0xE4, uint8_t(random / 64 % 2));  // has_order
-        return h.set(header_offset::own + which * sizeof(MatrixFormat), matrix_formats[format]);
+        return h.set(header_offset::own + which * sizeof(FormatBytes), matrix_formats[format]);
     }
     if (has_experts && random % 3 == 0) {
         constexpr std::array<size_t, 7> own{0xC0, 0xC4, 0xC8, 0xCC, 0xD0, 0xD4, 0xD8};

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
 #include "tests/fuzz/fuzz.h"
@@ -103,12 +102,12 @@ inline Header header_of(const ProgramConfig& c) {
     h.set(header_offset::ext_group_size, c.group_size);
     h.set(header_offset::norm_eps, c.norm_eps);
     h.set(header_offset::rope_theta, c.rope_theta);
-    h.set(header_offset::rope_scaling, c.rope_scaling.type);
-    h.set(header_offset::rope_scaling + 4, c.rope_scaling.factor);
-    h.set(header_offset::rope_scaling + 8, c.rope_scaling.low_freq_factor);
-    h.set(header_offset::rope_scaling + 12, c.rope_scaling.high_freq_factor);
-    h.set(header_offset::rope_scaling + 16, c.rope_scaling.original_max_position_embeddings);
-    h.set(header_offset::attention_factor, c.rope_scaling.attention_factor);
+    h.set(header_offset::rope_scaling, c.rope_type);
+    h.set(header_offset::rope_scaling + 4, c.rope_factor);
+    h.set(header_offset::rope_scaling + 8, c.low_freq_factor);
+    h.set(header_offset::rope_scaling + 12, c.high_freq_factor);
+    h.set(header_offset::rope_scaling + 16, c.original_max_position);
+    h.set(header_offset::attention_factor, c.attention_factor);
     h.set(header_offset::bos_id, c.bos_id);
     h.set(header_offset::n_eos, int(c.eos_ids.size()));
     for (size_t i = 0; i < c.eos_ids.size(); i++) h.set(header_offset::eos_ids + 4 * i, c.eos_ids[i]);
@@ -137,27 +136,25 @@ inline std::vector<uint8_t> model_bytes(const ProgramConfig& c, FuzzBytes weight
     return file;
 }
 
-// The formats that GPTQ's matrices may have.
-constexpr std::array<MatrixFormat, 15> matrix_formats{{{4, 0, 64},
-                                                       {2, 0, 0},
-                                                       {2, 0, 32},
-                                                       {2, 0, 64},
-                                                       {2, 0, 128},
-                                                       {4, 0, 0},
-                                                       {4, 0, 32},
-                                                       {4, 0, 128},
-                                                       {8, 0, 0},
-                                                       {8, 0, 32},
-                                                       {8, 0, 64},
-                                                       {8, 0, 128},
-                                                       {4, 1, 64},
-                                                       {4, 1, 128},
-                                                       {2, 2, 64}}};
+// The formats that GPTQ's matrices may have, as a header has them.
+struct FormatBytes {
+    uint8_t bits, flags;
+    uint16_t group;
+};
+constexpr FormatBytes matrix_formats[] = {{4, 0, 64}, {2, 0, 0},   {2, 0, 32},  {2, 0, 64},  {2, 0, 128},
+                                          {4, 0, 0},  {4, 0, 32},  {4, 0, 128}, {8, 0, 0},   {8, 0, 32},
+                                          {8, 0, 64}, {8, 0, 128}, {4, 1, 64},  {4, 1, 128}, {2, 2, 64}};
+
+// The i-th of them, as the program has it.
+template <class Format>
+void set_format(Format& f, int i) {
+    f = {matrix_formats[i].bits, matrix_formats[i].flags, matrix_formats[i].group};
+}
 
 // The group size of the activations, which follows from those of the matrices.
 template <class Formats>
 int group_size_of(const Formats& formats) {
-    const auto is_32 = [](const MatrixFormat& f) { return f.group == 32; };
+    const auto is_32 = [](const auto& f) { return f.group == 32; };
     return std::any_of(formats.begin(), formats.end(), is_32) ? 32 : 64;
 }
 
@@ -175,14 +172,15 @@ C smallest_config() {
     c.vocab_size = 12;
     c.max_seq_len = 32;
     c.shared_classifier = true;
-    if constexpr (with_formats<C>) c.formats.fill(matrix_formats[0]);
+    if constexpr (with_formats<C>)
+        for (auto& f : c.formats) set_format(f, 0);
     c.group_size = is_wide ? 64 : std::string_view(PROGRAM) == "runq.cpp" ? 4 : 0;
     if constexpr (with_experts<C>) {
         c.arch = Arch::qwen3_moe;
         c.moe.n_experts = 2, c.moe.n_active = 1, c.moe.hidden_dim = 4;
         c.moe.is_dense.assign(1, 0);
     }
-    c.rope_scaling.original_max_position_embeddings = 16;
+    c.original_max_position = 16;
     c.bos_id = 10;
     c.eos_ids = {11};
     return c;

@@ -22,8 +22,8 @@ NO_LIMIT_OF_BOS = ("engine/model/model_file.h", '("bos_id", 0x6C, -1, c.vocab_si
                    '("bos_id", 0x6C, -1, 1 << 24)')  # fmt: skip
 ONE_PAGE_SHORT = (
     "engine/cpu/kv_cache.h",
-    "(size_t(context) + page - 1) / page * page",
-    "(1 + (size_t(context) - 1) / (2 * page)) * page",
+    "(size_t(context_) + page - 1) / page * page",
+    "(1 + (size_t(context_) - 1) / (2 * page)) * page",
 )
 BUGS = {
     "chat": ("engine/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
@@ -34,8 +34,8 @@ BUGS = {
     "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));",
                                 "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0) - 1);"),
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
-    "forward_runq_awq": ("engine/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
-                         "all_values(c.n_layers * layer_size() - 1)"),
+    "forward_runq_awq": ("runq_awq.cu", "all_values(size_t(c.n_layers) * layer_size())",
+                         "all_values(size_t(c.n_layers) * layer_size() - 1)"),
 }  # fmt: skip
 BUG_OF_KIND = {"load": NO_LIMIT_OF_BOS, "forward": ONE_PAGE_SHORT}  # of a program that is not in BUGS
 # In the one file of any program.

@@ -1,4 +1,4 @@
-// Int8 on x86 with AVX2, and with the VNNI instructions on 256-bit vectors.
+// Int8 on x86 with AVX2, and with the VNNI instructions on vectors of 256 and 512 bits.
 #pragma once
 
 #include <cstdint>
@@ -42,19 +42,17 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
     }
 }
 
+struct EightLanes {
+    using Ints = __m256i;
+    using Floats = __m256;
+};
+
 // AVX2 multiplies bytes only as unsigned times signed (vpmaddubsw), so |w| is multiplied by x carrying w's
 // sign. It adds two neighbouring products in int16 and would saturate above 32767; 2 * 127 * 128 = 32512
 // stays below, because a code of x is never -128.
-struct Avx2 {
+struct Avx2 : VectorOps<EightLanes> {
     static constexpr const char* name = "avx2";
-    static constexpr int lanes = 8, panel_vectors = 1, tile_tokens = 4, offset = 0;
-    static constexpr uint8_t flip = 0;
-    using Ints = __m256i;
-    using Floats = __m256;
-
-    static Ints splat(int32_t v) { return _mm256_set1_epi32(v); }
-    static Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-    static Ints flipped(Ints w) { return w; }
+    static constexpr int panel_vectors = 1, tile_tokens = 4;
     static Ints dot4(Ints acc, Ints w, Ints x) {
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -63,18 +61,11 @@ struct Avx2 {
         const __m256i ab = _mm256_hadd_epi32(a, b), cd = _mm256_hadd_epi32(c, d);
         const __m256i v = _mm256_hadd_epi32(ab, cd);  // a, b, c and d of the lower half, then of the upper
         const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        return load4<Int4>(reinterpret_cast<const int32_t*>(&sums));
-    }
-    static Floats zero() { return _mm256_setzero_ps(); }
-    static Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
-    static Floats scales(const float* w_scales, float x_scale) {
-        return _mm256_mul_ps(_mm256_loadu_ps(w_scales), _mm256_set1_ps(x_scale));
+        return load_as<Int4>(&sums);
     }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         return _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc), scales, sums);
     }
-    static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
-    static void store(float* p, Ints v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 };
 #endif
 
@@ -82,17 +73,40 @@ struct Avx2 {
 // (vpdpbusd). To make w unsigned, 128 is added to each code: the sign bit flipped. That adds 128 * sum(x) to
 // the group, which is known from quantizing x and taken off where the accumulator starts.
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
-struct AvxVnni : Avx2 {
+struct AvxVnni : FlippedOps<Avx2> {
     static constexpr const char* name = "avx-vnni";
-    static constexpr int tile_tokens = 8, offset = 128;
-    static constexpr uint8_t flip = 0x80;
-    static Ints flipped(Ints w) { return _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(flip))); }
+    static constexpr int tile_tokens = 8;
     static Ints dot4(Ints acc, Ints w, Ints x) {
 #ifdef __AVX512VNNI__
         return _mm256_dpbusd_epi32(acc, w, x);
 #else
         return _mm256_dpbusd_avx_epi32(acc, w, x);
 #endif
+    }
+};
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+struct SixteenLanes {
+    using Ints = __m512i;
+    using Floats = __m512;
+};
+struct Avx512Vnni : FlippedOps<VectorOps<SixteenLanes>> {
+    static constexpr const char* name = "avx512-vnni";
+    static constexpr int panel_vectors = 2, tile_tokens = 8;
+    static Ints dot4(Ints acc, Ints w, Ints x) { return _mm512_dpbusd_epi32(acc, w, x); }
+    static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
+        const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        const __m512i v = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        const __m256i halves =  // v has a, b, c and d in each quarter
+            _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+        const __m128i sums =
+            _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+        return load_as<Int4>(&sums);
+    }
+    static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc), scales, sums);
     }
 };
 #endif
