@@ -76,6 +76,7 @@ $(foreach variant,$(SMOLLM2_VARIANTS),$(eval $(call smollm2_rule,$(variant))))
 QUALITY_BENCH := 512,128
 quality: $(SMOLLM2).gguf $(SMOLLM2).manual.txt $(PROGRAMS)
 	@$(PY) -m models.compare_schemes $(SMOLLM2).gguf --text $(SMOLLM2).manual.txt --keep build/quality \
+	    --rows 'Q8, groups of [36]?' 'W8A8*[!d]' 'AWQ*64' '*[gQ], 8 bits' '*[gQ], 4 bits*[!d]' '*[gQ], ladder*s' '*[gQ], 2 bits' \
 	    --bench $(QUALITY_BENCH) --json docs/quality.json --page docs/quality.md
 	@$(PY) docs/figures.py docs quality.svg
 $(SMOLLM2).manual.txt: | $(VENV_READY)

@@ -212,7 +212,9 @@ def main() -> int:
     args = parser.parse_args()
     kernels = {name: kernels_of(ptx_file(name, 80).read_text(), implement) for name in {c.ptx for c in CASES}}
     if args.kinds is None:
-        print("| kernel | shape | instructions per 1,024 | shared wavefronts / least | sectors / coalesced / least |")
+        print(
+            "| kernel | shape | instructions per 1,024 of | shared wavefronts / least | sectors / coalesced / least |"
+        )
         print("|---|---|---|---|---|")
     for case in CASES:
         if args.kinds is not None and args.kinds not in case.kernel:
