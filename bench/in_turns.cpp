@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/cpu/kv_cache.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/memory.h"

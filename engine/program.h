@@ -52,17 +52,37 @@ inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const fl
     return true;
 }
 
-// matmul() likewise, of a list of MatrixProduct, each with view_of(), and `packed`. Sets n_rows of every
-// `out` in any case.
+// The rows of x as kernels for groups of so many columns take them: where rows have one scale each, it and
+// the sum of codes stand once for each group, in memory that the next call uses again. 0: no kernel takes
+// them.
+inline QuantRows in_groups(const Int8Rows& x, int group) {
+    QuantRows rows = x.view();
+    rows.group_size = group;
+    if (group == x.group_size || group == 0) return rows;
+    static thread_local std::vector<float> all_scales;
+    static thread_local std::vector<int32_t> all_sums;
+    const int n = n_groups(rows);
+    float* scales = scratch(all_scales, size_t(x.n_rows) * size_t(n));
+    int32_t* sums = scratch(all_sums, size_t(x.n_rows) * size_t(n));
+    for_each_row(x.n_rows, [&](int t) {
+        std::fill_n(scales + size_t(t) * size_t(n), n, x.row_scales(t)[0]);
+        sum_groups(sums + size_t(t) * size_t(n), x.row_codes(t), x.n_cols, group);
+    });
+    rows.scales = scales, rows.sums = sums;
+    return rows;
+}
+
+// matmul() likewise, of a list of MatrixProduct, each with view_of(), and `packed`. With row_each row i of x
+// is multiplied by the i-th matrix alone. Sets n_rows of every `out` in any case.
 template <class Products>
-bool fast_matmul(const Int8Rows& x, const Products& products) {
+bool fast_matmul(const Int8Rows& x, const Products& products, bool row_each = false) {
     const Stopwatch time(phase_seconds.matmul);
     std::vector<QuantProduct> list;
     for (const auto& p : products) {
-        p.out.n_rows = x.n_rows;
+        p.out.n_rows = row_each ? 1 : x.n_rows;
         list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
     }
-    if (x.kernels == nullptr) return quant_matmul(x.view(), list);
+    if (x.kernels == nullptr) return quant_matmul(in_groups(x, list[0].w.group_size), list, row_each);
     x.kernels->multiply(list);
     return true;
 }

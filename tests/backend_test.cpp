@@ -26,8 +26,10 @@ const std::filesystem::path folder = "build/portable/aarch64/backends";
 // Calls check(back end) for each that runs here.
 void for_each_backend(const std::function<void(Opened&)>& check) {
     int n = 0;
-    for (const std::string& name : backend_names(folder)) {
-        const QuantGemmBackend* api = load_backend(folder / ("quant_gemm_" + name + ".so"));
+    for (const auto& found : backends_in(folder)) {
+        const std::string& name = found.first;
+        CHECK(found.second == folder / ("quant_gemm_" + name + ".so"));
+        const QuantGemmBackend* api = load_backend(found.second);
         CHECK(api->name == name);
         if (api->rank() == 0) {
             MESSAGE(name << " does not run here and is not tested");
@@ -56,8 +58,10 @@ TEST_CASE("back ends: only regular files are one") {
     std::filesystem::create_symlink(file("quant_gemm_a"), file("quant_gemm_link"));
     std::filesystem::create_symlink(here / "nothing", file("quant_gemm_nothing"));
     REQUIRE(mkfifo(file("quant_gemm_fifo").c_str(), 0600) == 0);  // opening it would wait for a writer
-    CHECK(backend_names(here) == std::vector<std::string>{"a", "b", "link"});
-    CHECK(backend_names(here / "nothing").empty());
+    std::vector<std::string> names;
+    for (const auto& [name, path] : backends_in(here)) names.push_back(name);
+    CHECK(names == std::vector<std::string>{"a", "b", "link"});
+    CHECK(backends_in(here / "nothing").empty());
 }
 
 TEST_CASE("back ends: each function that has to be there is missed, by its name") {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cpu/half.h"
 #include "engine/cpu/quant_matrix.h"
 #include "int8_cases.h"
 

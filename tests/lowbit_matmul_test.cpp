@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"

@@ -17,7 +17,7 @@
 #include "engine/cpu/attention_int8.h"
 #include "engine/cpu/int8.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/memory.h"
@@ -50,7 +50,7 @@ TEST_CASE("memory: refused with the sum, what is available, the largest parts an
 TEST_CASE("memory: what would be taken at once and as it is used is counted, and nothing is taken") {
     std::vector<float> kept(10);
     {
-        const MemoryCount count;
+        MemoryCount count;
         std::vector<float> buffer;
         CHECK(scratch(buffer, 1000) == nullptr);
         CHECK(scratch(kept, 10) == kept.data());  // takes no more

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "engine/app/sampler.h"
-#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_paths.h"
 #include "engine/cpu/vector.h"
 #include "int8_cases.h"

@@ -725,7 +725,7 @@ TEST_CASE("memory: where it is counted, none is taken") {
     Device& d = device();
     const uint64_t before = d.allocated, peak = d.peak;
     {
-        const MemoryCount count;
+        MemoryCount count;
         const DeviceBuffer<half> five(5);
         DeviceRows<float> rows(3, 7);
         CHECK(rows.is_allocated());

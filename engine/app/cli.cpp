@@ -277,8 +277,7 @@ int run_with_streams(int argc, const char* const* argv, const Program& program, 
 
 int run_command_line(int argc, const char* const* argv, const Program& program) {
     set_up_streams();
-    program_in_error_lines = program.name;
-    catch_bus_errors();
+    catch_bus_errors(program.name);
     const std::vector<std::string> words = utf8_arguments(argc, argv);
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());

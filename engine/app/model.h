@@ -187,7 +187,7 @@ template <class RunState, class Config>
 std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
                                    int max_chunk, int n_positions) {
     const int context = context_length(o, file.config), n = std::min(max_chunk, context);
-    const MemoryCount count;
+    MemoryCount count;
     const RunState counted{file.config, o, context, traced};
     const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
     // The cache, and with it what attention takes in each thread, is for whole pages of positions.

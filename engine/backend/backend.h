@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/app/options.h"
@@ -21,6 +24,7 @@
 #include "engine/cpu/rows.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
+#include "engine/text/utf8.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
 inline std::filesystem::path backend_folder() {
@@ -28,42 +32,38 @@ inline std::filesystem::path backend_folder() {
     return program_file().parent_path() / "backends";
 }
 
-// The names of those that are there, of files quant_gemm_NAME.so (library_suffix), sorted.
-inline std::vector<std::string> backend_names(const std::filesystem::path& folder) {
+// Those that are there, by name: files quant_gemm_NAME.so (library_suffix).
+inline std::map<std::string, std::filesystem::path> backends_in(const std::filesystem::path& folder) {
     const std::string prefix = "quant_gemm_", suffix = library_suffix;
-    std::vector<std::string> names;
+    std::map<std::string, std::filesystem::path> found;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
         const std::string file = name_of(entry.path().filename());
         if (file.size() <= prefix.size() + suffix.size()) continue;
         if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
         if (!entry.is_regular_file(error)) continue;  // opening a FIFO would wait for a writer
-        names.push_back(file.substr(prefix.size(), file.size() - prefix.size() - suffix.size()));
+        found[file.substr(prefix.size(), file.size() - prefix.size() - suffix.size())] = entry.path();
     }
-    std::sort(names.begin(), names.end());
-    return names;
+    return found;
 }
 
 // The name of a function that a back end has to have and has not, or null.
 inline const char* missing_function(const QuantGemmBackend& api) {
     const bool copies = api.host_memory == 0;  // what the program has into memory of the back end's
-    const struct {
-        const char* name;
-        bool missing;
-    } needed[] = {{"rank", api.rank == nullptr},
-                  {"open", api.open == nullptr},
-                  {"close", api.close == nullptr},
-                  {"accepts", api.accepts == nullptr},
-                  {"load", api.load == nullptr},
-                  {"allocate", copies && api.allocate == nullptr},
-                  {"release", copies && api.release == nullptr},
-                  {"upload", copies && api.upload == nullptr},
-                  {"download", copies && api.download == nullptr},
-                  {"quantize", api.quantize == nullptr},
-                  {"multiply", api.multiply == nullptr},
-                  {"error_text", api.error_text == nullptr}};
-    for (const auto& function : needed)
-        if (function.missing) return function.name;
+    const std::pair<const char*, bool> needed[] = {{"rank", api.rank == nullptr},
+                                                   {"open", api.open == nullptr},
+                                                   {"close", api.close == nullptr},
+                                                   {"accepts", api.accepts == nullptr},
+                                                   {"load", api.load == nullptr},
+                                                   {"allocate", copies && api.allocate == nullptr},
+                                                   {"release", copies && api.release == nullptr},
+                                                   {"upload", copies && api.upload == nullptr},
+                                                   {"download", copies && api.download == nullptr},
+                                                   {"quantize", api.quantize == nullptr},
+                                                   {"multiply", api.multiply == nullptr},
+                                                   {"error_text", api.error_text == nullptr}};
+    for (const auto& [name, is_missing] : needed)
+        if (is_missing) return name;
     return nullptr;
 }
 
@@ -73,16 +73,14 @@ inline const char* missing_function(const QuantGemmBackend& api) {
 inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
     void* symbol = library_function(file, "quant_gemm_backend");
     const std::string name = name_of(file);
-    if (symbol == nullptr) throw std::runtime_error(name + " has no function quant_gemm_backend");
+    if (symbol == nullptr) fail(name, " has no function quant_gemm_backend");
     const auto* api = reinterpret_cast<decltype(&quant_gemm_backend)>(symbol)();
-    if (api == nullptr || api->version != QUANT_GEMM_VERSION) {
-        throw std::runtime_error(name + " is for version " +
-                                 std::to_string(api != nullptr ? api->version : 0) +
-                                 " of the interface, this program for " + std::to_string(QUANT_GEMM_VERSION));
-    }
-    if (api->name == nullptr) throw std::runtime_error(name + " has no name");
+    if (api == nullptr || api->version != QUANT_GEMM_VERSION)
+        fail(name, " is for version ", api != nullptr ? api->version : 0,
+             " of the interface, this program for ", QUANT_GEMM_VERSION);
+    if (api->name == nullptr) fail(name, " has no name");
     if (const char* function = missing_function(*api); function != nullptr)
-        throw std::runtime_error(name + " has no function " + function);
+        fail(name, " has no function ", function);
     return api;
 }
 
@@ -177,9 +175,8 @@ class Backend : public OtherKernels {
     void check(const char* what, int32_t status) {
         if (status == QUANT_GEMM_OK) return;
         const char* text = api_->error_text();
-        throw std::runtime_error("back end " + std::string(name()) + ", " + what + ": " +
-                                 (text != nullptr ? text : "it says nothing") + " (code " +
-                                 std::to_string(status) + ")");
+        fail("back end ", name(), ", ", what, ": ", text != nullptr ? text : "it says nothing", " (code ",
+             status, ")");
     }
     void download(void* to, const void* from, size_t n_bytes) {
         check("download", api_->download(context_, to, from, n_bytes));
@@ -202,10 +199,7 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<const
                                       bool in_place, bool keeps_codes, Warn warn) {
     if (choice == "builtin") return nullptr;
     const std::filesystem::path folder = backend_folder();
-    const std::vector<std::string> names = backend_names(folder);
-    auto load = [&](const std::string& name) {
-        return load_backend(folder / ("quant_gemm_" + name + library_suffix));
-    };
+    const auto found = backends_in(folder);
     auto open = [&](const QuantGemmBackend* api) {
         auto backend = std::make_unique<Backend>(api, keeps_codes);
         for (const QuantMatrix& w : matrices) backend->check_format(w);
@@ -213,25 +207,22 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<const
         return backend;
     };
     if (choice != "auto") {
-        if (std::find(names.begin(), names.end(), choice) == names.end()) {
-            std::string list;
-            for (const std::string& name : names) list += ", " + name;
-            throw UsageError("--backend: '" + choice + "' is not one of auto, builtin" + list +
-                             " (those in " + name_of(folder) + ")");
-        }
-        return open(load(choice));
+        if (found.contains(choice)) return open(load_backend(found.at(choice)));
+        std::string list;
+        for (const auto& [name, file] : found) list += ", " + name;
+        fail<UsageError>("--backend: '", choice, "' is not one of auto, builtin", list, " (those in ",
+                         name_of(folder), ")");
     }
-    std::vector<const QuantGemmBackend*> usable;
-    for (const std::string& name : names) {
+    std::multimap<int32_t, const QuantGemmBackend*, std::greater<>> usable;  // by rank, the best first
+    for (const auto& [name, file] : found) {
         try {
-            const QuantGemmBackend* api = load(name);
-            if (api->rank() > 1) usable.push_back(api);
+            const QuantGemmBackend* api = load_backend(file);
+            if (const int32_t rank = api->rank(); rank > 1) usable.emplace(rank, api);
         } catch (const std::runtime_error& e) {
             warn(std::string(e.what()) + "; it is left out");
         }
     }
-    std::stable_sort(usable.begin(), usable.end(), [](auto* a, auto* b) { return a->rank() > b->rank(); });
-    for (const QuantGemmBackend* api : usable) {
+    for (const auto& [rank, api] : usable) {
         try {
             return open(api);
         } catch (const std::runtime_error& e) {

@@ -1,5 +1,5 @@
-// What back ends with memory of their own share: errors, which matrices of a model file they multiply, how
-// those get there, and the table of functions.
+// What back ends with memory of their own share: errors, which matrices of a model file they multiply, where
+// these have their codes, how they get there, and the table of functions.
 #pragma once
 
 #include <cstddef>
@@ -63,6 +63,26 @@ inline int32_t accepts(void*, const QuantGemmMatrix* w) {
     return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
 }
 
+#ifndef __device__
+#define __device__  // what CUDA and HIP call a function that runs on the device
+#endif
+
+// Where a row of n codes has code k: the byte, and the lowest bit in it. In a block of B bytes, byte j holds
+// codes j, j + B, j + 2B, ...; blocks have 64 bytes, what is left at the end has 32, then 16.
+struct Place {
+    int byte, shift;
+};
+__device__ inline Place place_of(int k, int n, int bits) {
+    const int per_byte = 8 / bits, n_bytes = n / per_byte;
+    int start = k / (64 * per_byte) * 64, block = 64;
+    while (start + block > n_bytes || k >= (start + block) * per_byte) {
+        if (start + block <= n_bytes) start += block;
+        block /= 2;
+    }
+    k -= start * per_byte;
+    return {start + k % block, k / block * bits};
+}
+
 // ----------------------------------------------------------------------------
 // The functions of a back end
 
@@ -110,9 +130,9 @@ struct Context {
 // release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and
 // multiply(w, x, out), of one product, are as in QuantGemmBackend, but throw where they fail.
 template <class Device>
-QuantGemmBackend functions_of(const char* name) {
+const QuantGemmBackend* functions_of(const char* name) {
     using C = Context<Device>;
-    QuantGemmBackend f{};
+    static QuantGemmBackend f{};  // the same from every call
     f.version = QUANT_GEMM_VERSION;
     f.name = name;
     f.rank = [] {
@@ -148,5 +168,5 @@ QuantGemmBackend functions_of(const char* name) {
         });
     };
     f.error_text = error_text;
-    return f;
+    return &f;
 }

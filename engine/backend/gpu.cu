@@ -6,30 +6,35 @@
 // Each group is an exact int32 sum, as everywhere.
 #include <cstdint>
 
-#include "engine/backend/device.h"
-#include "engine/backend/quant_gemm.h"
 #include "simt/cuda.h"
 
-// What multiplies a tile: the tensor cores, or dp4a where there are none (AMD; with wavefronts of 64 the
-// emulator, too).
+// Behind it, as they take its words.
+#include "engine/backend/device.h"
+#include "engine/backend/quant_gemm.h"
+
+// What it is compiled for; and what multiplies a tile: the tensor cores (HAS_MMA), or dp4a where there are
+// none (AMD; with wavefronts of 64 the emulator, too).
 #if defined(__HIPCC__)
 #define HAS_MMA 0
+constexpr const char* backend_name = "hip";
+constexpr int32_t backend_rank = 110;
+constexpr auto all_lanes = ~0u;
 #elif defined(__CUDACC__)
 #define HAS_MMA 1
+constexpr const char* backend_name = "cuda";
+constexpr int32_t backend_rank = 120;
+constexpr auto all_lanes = ~0u;
 #else
 #define HAS_MMA (SIMT_WARP_SIZE == 32)
+constexpr const char* backend_name = SIMT_WARP_SIZE == 32 ? "emulated" : "emulated64";
+constexpr int32_t backend_rank = 1;
+using simt::all_lanes;
 #endif
 #if HAS_MMA
 #include "simt/ptx.h"
 #endif
 
 namespace {
-
-#if defined(__HIPCC__) || defined(__CUDACC__)
-constexpr auto all_lanes = ~0u;
-#else
-using simt::all_lanes;
-#endif
 
 // ----------------------------------------------------------------------------
 // Weights and activations
@@ -40,24 +45,6 @@ struct Format {
     static constexpr int bits = bits_;
     static constexpr bool is_sparse = is_sparse_, two_level = two_level_;
 };
-
-// Where a row of n codes has code k: the byte, and the lowest bit in it. In a block of B bytes, byte j holds
-// codes j, j + B, j + 2B, ...; blocks have 64 bytes, what is left at the end has 32, then 16.
-struct Place {
-    int byte, shift;
-};
-template <int bits>
-__device__ Place place_of(int k, int n) {
-    constexpr int per_byte = 8 / bits;
-    int start = k / (64 * per_byte) * 64, block = 64;
-    const int n_bytes = n / per_byte;
-    while (start + block > n_bytes || k >= (start + block) * per_byte) {
-        if (start + block <= n_bytes) start += block;
-        block /= 2;
-    }
-    k -= start * per_byte;
-    return {start + k % block, k / block * bits};
-}
 
 // The four bytes of a code word, each minus those of z; none borrows from its neighbour, because codes and
 // zero points are less than 128.
@@ -79,7 +66,7 @@ __device__ uint4 load_codes(const QuantGemmMatrix& w, int i, int k) {
         zero = zeros[s / 2] >> s % 2 * 4 & 15;
     }
     zero *= 0x01010101u;
-    const Place at = place_of<F::bits>(F::is_sparse ? k / 2 : k, n_codes);
+    const Place at = place_of(F::is_sparse ? k / 2 : k, n_codes, F::bits);
     constexpr uint32_t mask = ((1u << F::bits) - 1) * 0x01010101u;
     if constexpr (F::is_sparse) {
         // Eight columns have four codes; where the mask has a 1, the next of them.
@@ -282,17 +269,6 @@ __global__ void __launch_bounds__(tile_threads)
 // ----------------------------------------------------------------------------
 // The functions of a back end
 
-#if defined(__HIPCC__)
-constexpr const char* backend_name = "hip";
-constexpr int32_t backend_rank = 110;
-#elif defined(__CUDACC__)
-constexpr const char* backend_name = "cuda";
-constexpr int32_t backend_rank = 120;
-#else
-constexpr const char* backend_name = SIMT_WARP_SIZE == 32 ? "emulated" : "emulated64";
-constexpr int32_t backend_rank = 1;
-#endif
-
 void check(cudaError_t error) {
     if (error == cudaSuccess) return;
     throw DeviceError(error == cudaErrorMemoryAllocation ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
@@ -372,7 +348,4 @@ struct Gpu {
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() {
-    static const QuantGemmBackend backend = functions_of<Gpu>(backend_name);
-    return &backend;
-}
+const QuantGemmBackend* quant_gemm_backend() { return functions_of<Gpu>(backend_name); }

@@ -191,13 +191,11 @@ struct OpenCl {
     explicit OpenCl(QuantGemmRunLoop) {
         const Device device = best_device();
         cl_int e = CL_SUCCESS;
-        context.reset(clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e));
-        check(e);
-        queue.reset(clCreateCommandQueue(context.get(), device.id, 0, &e));
-        check(e);
+        const auto made = [&e](auto* object) { return check(e), object; };
+        context.reset(made(clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e)));
+        queue.reset(made(clCreateCommandQueue(context.get(), device.id, 0, &e)));
         const char* source = kernels;
-        program.reset(clCreateProgramWithSource(context.get(), 1, &source, nullptr, &e));
-        check(e);
+        program.reset(made(clCreateProgramWithSource(context.get(), 1, &source, nullptr, &e)));
         if (clBuildProgram(program.get(), 1, &device.id, "-cl-fp32-correctly-rounded-divide-sqrt", nullptr,
                            nullptr) != CL_SUCCESS) {
             std::vector<char> log(4096);
@@ -205,10 +203,8 @@ struct OpenCl {
                                   nullptr);
             throw std::runtime_error("the kernels do not compile: " + std::string(log.data()));
         }
-        multiply_kernel.reset(clCreateKernel(program.get(), "multiply", &e));
-        check(e);
-        quantize_kernel.reset(clCreateKernel(program.get(), "quantize", &e));
-        check(e);
+        multiply_kernel.reset(made(clCreateKernel(program.get(), "multiply", &e)));
+        quantize_kernel.reset(made(clCreateKernel(program.get(), "quantize", &e)));
     }
 
     void* allocate(size_t n_bytes) {
@@ -251,7 +247,4 @@ struct OpenCl {
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() {
-    static const QuantGemmBackend backend = functions_of<OpenCl>("opencl");
-    return &backend;
-}
+const QuantGemmBackend* quant_gemm_backend() { return functions_of<OpenCl>("opencl"); }

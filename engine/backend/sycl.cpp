@@ -27,21 +27,6 @@ float widen(uint16_t half) {
     return sycl::bit_cast<float>(sign | rest) * 0x1p112f;  // the bias of exponents is 127 in place of 15
 }
 
-// Where a row of n codes has code k: the byte, and the lowest bit in it. See docs/model-files.md.
-struct Place {
-    int byte, shift;
-};
-Place place_of(int k, int n, int bits) {
-    const int per_byte = 8 / bits, n_bytes = n / per_byte;
-    int start = k / (64 * per_byte) * 64, block = 64;
-    while (start + block > n_bytes || k >= (start + block) * per_byte) {
-        if (start + block <= n_bytes) start += block;
-        block /= 2;
-    }
-    k -= start * per_byte;
-    return {start + k % block, k / block * bits};
-}
-
 // Columns k .. k + 15 of row i, k a multiple of 16, as the int8 codes that are multiplied.
 void expand(int8_t* to, const QuantGemmMatrix& w, size_t i, int k, int zero) {
     const int n_codes = w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols;
@@ -193,7 +178,4 @@ struct Sycl {
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() {
-    static const QuantGemmBackend backend = functions_of<Sycl>("sycl");
-    return &backend;
-}
+const QuantGemmBackend* quant_gemm_backend() { return functions_of<Sycl>("sycl"); }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "engine/cpu/half.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/vector.h"
 
@@ -269,17 +270,20 @@ inline void expand_zeros(int32_t* to, const QuantMatrix& w, int i) {
     repeat_each(to, n, w.group / w.group_size);
 }
 
-// Likewise scales. The plain loop is weight_scale(). Inlined, it would slow products of other formats.
+// Likewise scales. Inlined, it would slow products of other formats.
 [[gnu::noinline]] inline void expand_scales(float* to, const QuantMatrix& w, int i) {
     const int n = n_scales(w);
     const size_t first = size_t(i) * n;
+    const auto* floats = static_cast<const float*>(w.scales);
     if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
         widen(to, static_cast<const Half*>(w.scales) + first, size_t(n));
+    } else if (w.scale_type == QUANT_GEMM_GROUP_FP32) {
+        std::copy_n(floats + first, n, to);
     } else if (w.levels == nullptr) {
-        for (int s = 0; s < n; s++) to[s] = weight_scale(w, i, s);
+        std::fill_n(to, n, floats[i]);
     } else {
         const bool two = w.kind == QUANT_GEMM_TWO_LEVEL;
-        const float row_scale = static_cast<const float*>(w.scales)[i];
+        const float row_scale = floats[i];
         for (int s = 0; s < n; s++)
             to[s] = float(two ? w.levels[first + s] & 15 : int8_t(w.levels[first + s])) * row_scale;
     }

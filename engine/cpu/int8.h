@@ -1,9 +1,9 @@
 // What an instruction set has to bring for the kernels.
 //
-// An instruction set is a struct (int8_x86.h, int8_neon.h, int8_wasm.h) of constants and of the few
-// operations that the kernels are made of (row_kernel.h, tile_kernel.h; lowbit_ops.h has what the tiles of 2
-// and 4 bits need beside these). A lane is one int32 of a vector, and the four int8 in its place. VectorOps
-// has what compilers make alike of all vectors.
+// An instruction set is a struct (instructions.h) of constants and of the few operations that the kernels are
+// made of (row_kernel.h, tile_kernel.h; lowbit_ops.h has what the tiles of 2 and 4 bits need beside these). A
+// lane is one int32 of a vector, and the four int8 in its place. VectorOps has what compilers make alike of
+// all vectors.
 //
 //   panel_vectors     vectors of weights that a tile of tile_tokens tokens multiplies
 //   tile_tokens       tokens whose accumulators, for these vectors, fit into the registers; a power of two

@@ -2,7 +2,7 @@
 #include "engine/cpu/quant_matmul.h"
 
 #include "engine/cpu/instructions.h"
-#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_paths.h"
 
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {

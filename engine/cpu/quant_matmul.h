@@ -3,7 +3,6 @@
 
 #include <span>
 
-#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
@@ -22,16 +21,6 @@ struct OtherKernels {
     // The products of the rows that were quantized last.
     virtual void multiply(std::span<const QuantProduct> products) = 0;
 };
-
-// A program's matrix as the kernels take it: one of few bits, or one of int8 codes with scales.
-template <class Matrix>
-QuantMatrix view_of(const Matrix& w) {
-    if constexpr (requires { w.levels; }) {
-        return lowbit_matrix(w);
-    } else {
-        return int8_matrix(w.codes, w.scales, w.n_rows, w.n_cols, w.group_size);
-    }
-}
 
 // Name of the kernels for a group size; "portable" if a program's plain loops run.
 const char* int8_kernel_name(int group_size);

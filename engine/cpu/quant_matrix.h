@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "engine/cpu/half.h"
 #include "engine/cpu/quant_gemm_matrix.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
@@ -45,16 +44,6 @@ struct RowZeros {
     }
 };
 
-// The scale of row i's group s.
-inline float weight_scale(const QuantMatrix& w, int i, int s) {
-    const size_t at = size_t(i) * n_scales(w) + s;
-    if (w.scale_type == QUANT_GEMM_GROUP_FP16) return to_float(static_cast<const Half*>(w.scales)[at]);
-    if (w.scale_type == QUANT_GEMM_GROUP_FP32) return static_cast<const float*>(w.scales)[at];
-    const float row_scale = static_cast<const float*>(w.scales)[i];
-    if (w.scale_type == QUANT_GEMM_GROUP_INT8) return float(int8_t(w.levels[at])) * row_scale;
-    return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
-}
-
 // Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
 // scales.
 inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
@@ -65,9 +54,15 @@ inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_r
     return w;
 }
 
-// A matrix of few bits, as a program has it: which of its tables there are says what its codes mean.
+// A program's matrix as the kernels take it: one of int8 codes with scales; or one of few bits, where the
+// tables that there are say what its codes mean.
 template <class Matrix>
-QuantMatrix lowbit_matrix(const Matrix& m) {
+QuantMatrix view_of(const Matrix& m) {
+    return int8_matrix(m.codes, m.scales, m.n_rows, m.n_cols, m.group_size);
+}
+template <class Matrix>
+requires requires(const Matrix& m) { m.levels; }
+QuantMatrix view_of(const Matrix& m) {
     QuantMatrix w{};
     w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels, w.table = m.table;
     w.scales = m.scales, w.scale_type = QUANT_GEMM_GROUP_FP16;
@@ -80,6 +75,7 @@ QuantMatrix lowbit_matrix(const Matrix& m) {
                                                   : QUANT_GEMM_UNSIGNED;
     w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
     w.group = m.group, w.group_size = m.group_size;
+    if constexpr (requires { kernel_group(m); }) w.group_size = kernel_group(m);  // program_experts.h
     return w;
 }
 

@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "engine/cpu/expand_block.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/instructions.h"
 #include "engine/cpu/lowbit_ops.h"
@@ -141,8 +140,8 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
     // for the next; if no whole block follows, for nothing new. The columns are those of all tiles together.
     const QuantMatrix& stored = p.packed != nullptr ? p.packed->w : w;
     const size_t bytes = code_bytes(w) * n;
-    const size_t step = Prefetcher::step_of(
-        bytes, size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes));
+    const size_t n_columns = size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes);
+    const size_t step = (4 * bytes + n_columns - 1) / n_columns;
     const int n_scales = ::n_scales(w);
     const int shift = n_scales == 1 ? 31 : std::countr_zero(unsigned(w.group / w.group_size));
     for (int b = begin; b < end; b++) {

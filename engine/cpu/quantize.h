@@ -8,10 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/cpu/instructions.h"
 #include "engine/cpu/int8.h"
-#include "engine/cpu/int8_neon.h"
-#include "engine/cpu/int8_wasm.h"
-#include "engine/cpu/int8_x86.h"
 
 // to[i * stride] = the code of x[i], for n values under one scale, which is returned.
 inline float quantize_group(int8_t* to, size_t stride, const float* x, int n) {

@@ -18,9 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "engine/cpu/expand_block.h"
+#include "engine/cpu/instructions.h"
 #include "engine/cpu/int8.h"
-#include "engine/cpu/int8_neon.h"
 #include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
@@ -128,11 +127,6 @@ struct RowPart {
 struct Prefetcher {
     const char* at;
     size_t step;  // bytes
-
-    // The step in which n_bytes are asked for with n_columns columns.
-    static size_t step_of(size_t n_bytes, size_t n_columns) {
-        return (4 * n_bytes + n_columns - 1) / n_columns;
-    }
     void prefetch() {
         __builtin_prefetch(at, 0, 2);  // into the second-level cache
         at += step;

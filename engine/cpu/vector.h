@@ -105,7 +105,6 @@ inline void pin_register([[maybe_unused]] Vector& v) {
 #endif
 }
 
-// a * b + c, rounded once, as the kernels' sums of groups are.
 // The lowest 29 of a double's 52 bits of fraction are those that a float has not. Half of its last place is
 // this.
 constexpr uint64_t below_float = (uint64_t{1} << 29) - 1, half_of_float = uint64_t{1} << 28;
@@ -124,6 +123,7 @@ inline float fused_by_doubles(float a, float b, float c) {
     return float(std::bit_cast<double>(bits));
 }
 
+// a * b + c, rounded once, as the kernels' sums of groups are.
 inline float fused_multiply_add(float a, float b, float c) {
 #ifdef __wasm__  // std::fma is a function there, which musl gets wrong where rounding modes cannot be set
     return fused_by_doubles(a, b, c);

@@ -14,9 +14,60 @@
 #include <vector>
 
 #include "engine/app/model.h"
-#include "engine/gpu/awq_matmul.cuh"
+#include "engine/gpu/program.cuh"
 #include "engine/os/memory.h"
 #include "engine/os/system.h"
+
+// ----------------------------------------------------------------------------
+// Products through cuBLAS, for which a matrix is first expanded to fp16 in memory. Those that dequantize in
+// registers are runq_awq.cu's.
+
+constexpr int dequantize_rows = 8;  // of a thread. A group has a multiple of it
+
+// out (n_in, n_out), the weights as fp16. grid: (words of a row / 128, n_in / dequantize_rows). A thread has
+// the same word of several rows of a group, with one load of zero points and scales.
+static __global__ void awq_dequantize(AwqMatrix w, half* out) {
+    const int row_words = w.n_out / 8, word = blockIdx.x * blockDim.x + threadIdx.x;
+    const int row = blockIdx.y * dequantize_rows, group = row / w.group_size;
+    if (word >= row_words) return;
+    uint32_t nibbles[dequantize_rows];
+    for (int i = 0; i < dequantize_rows; i++) nibbles[i] = w.qweight[size_t(row + i) * row_words + word];
+    const PairScales scales =
+        pair_scales(w.qzeros[size_t(group) * row_words + word],
+                    *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
+    wait_for_previous();
+    for (int i = 0; i < dequantize_rows; i++) {
+        uint32_t pairs[4];
+        for (int p = 0; p < 4; p++) pairs[p] = weight_pair(nibbles[i], p, scales);
+        *reinterpret_cast<uint4*>(out + size_t(row + i) * w.n_out + 8 * word) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+}
+
+inline void run_dequantize(const AwqMatrix& w, half* out) {
+    const dim3 grid((w.n_out / 8 + 127) / 128, w.n_in / dequantize_rows);
+    launch<awq_dequantize>({.grid = grid, .block = 128, .stream = device().stream, .is_early = true}, w, out);
+}
+
+#ifdef HAVE_CUBLAS
+// Each matrix is expanded into `buffer`, which has room for the largest. Null: by the copies in fp16.
+inline void run_cublas(half* buffer, const half* x, int n_tokens, const AwqProducts& products) {
+    for (int i = 0; i < products.n; i++) {
+        const AwqProduct& p = products.items[i];
+        if (buffer != nullptr) run_dequantize(p.w, buffer);
+        run_cublas(x, n_tokens, buffer != nullptr ? buffer : p.w.fp16, p.w.n_in, p.w.n_out, p.out, p.add);
+    }
+}
+#endif
+
+inline bool fast_matmul(const FastMatmul& fast, [[maybe_unused]] const half* x, int n_tokens,
+                        [[maybe_unused]] const AwqProducts& products) {
+    if (!takes_cublas(fast.how, n_tokens)) return false;
+#ifdef HAVE_CUBLAS
+    run_cublas(fast.expanded.get(), x, n_tokens, products);
+#endif
+    return true;
+}
 
 // ----------------------------------------------------------------------------
 // Steps that are captured as graphs
@@ -45,14 +96,11 @@ inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) 
 // ----------------------------------------------------------------------------
 // Loading
 
-// Each tensor begins at a multiple of it in device memory: what cudaMalloc itself gives, and enough for any
-// vector load.
-constexpr uint64_t device_alignment = 256;
-
 // The list that a Weights with pointers into that memory is made of. Without memory its pointers are null,
-// and it has names, shapes, sizes and places.
+// and it has names, shapes, sizes and places. Each tensor begins at a multiple of 256 bytes: what cudaMalloc
+// itself gives, and enough for any vector load.
 inline TensorList tensors_in(const DeviceBuffer<std::byte>& memory = {}) {
-    return {memory.get(), memory.size(), device_alignment};
+    return {memory.get(), memory.size(), 256};
 }
 
 // Copies every tensor of the file to its place.
@@ -77,7 +125,7 @@ inline std::vector<MemoryPart> device_parts(const ModelFile& file, Weights& plan
     const ModelConfig& c = file.config;
     const int n = std::min(max_chunk, context);
     const char* advice = "a smaller --ctx takes less";
-    const MemoryCount count;
+    MemoryCount count;
     [[maybe_unused]] const RunState counted{c, o, context, traced};
     [[maybe_unused]] const BestToken best;
     std::vector<MemoryPart> parts = {
@@ -89,26 +137,6 @@ inline std::vector<MemoryPart> device_parts(const ModelFile& file, Weights& plan
         logits_part(uint64_t(std::min(logit_rows, n)), c.vocab_size)};
     for (size_t i = 3; i < parts.size(); i++) parts[2].bytes -= parts[i].bytes;
     return parts;
-}
-
-// Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what
-// device_parts() counted. Returns the host's bytes.
-inline uint64_t check_run_memory(const std::vector<MemoryPart>& on_device, const ModelFile& file,
-                                 const Options& o, int context, bool traced) {
-    const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
-    std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
-                                       {"the tokenizer", file.tokenizer.size()}};
-#ifdef HAVE_CUBLAS
-    cublas();  // its workspace takes device memory, too
-#endif
-#ifdef __CUDACC__
-    size_t free = 0, all = 0;
-    check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    check_memory(on_device, free, "device memory");
-#else
-    on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's memory is the host's
-#endif
-    return check_memory(on_host, available_memory());
 }
 
 // Expands all matrices to fp16, for --matmul predequant and fp16.
@@ -132,14 +160,26 @@ inline Transformer load_transformer(const std::string& path, const Options& opti
     const bool traced = trace != nullptr;
     try {
         device();
-        const uint64_t on_host = check_run_memory(device_parts(file, planned, options, context, traced), file,
-                                                  options, context, traced);
+#ifdef HAVE_CUBLAS
+        cublas();  // its workspace takes device memory, too
+#endif
+        const uint64_t n_logits = options.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
+        const auto on_device = device_parts(file, planned, options, context, traced);
+        std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
+                                           {"the tokenizer", file.tokenizer.size()}};
+#ifdef __CUDACC__
+        size_t free = 0, all = 0;
+        check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+        check_memory(on_device, free, "device memory");
+#else
+        on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's memory
+#endif
+        const uint64_t n_bytes = check_memory(on_host, available_memory()) + file.weights.size();
         DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
         DeviceBuffer<half> fp16(n_fp16_weights(planned, options));
         RunState state{file.config, options, context, traced};
         Weights weights{tensors_in(memory), file.config};
         if (fp16.size() > 0) expand_all(weights, fp16.get());
-        const uint64_t n_bytes = on_host + file.weights.size();
         return {std::move(file),   std::move(weights), std::move(state), trace,
                 std::move(memory), std::move(fp16),    BestToken{},      n_bytes};
     } catch (const std::runtime_error& e) {
@@ -194,7 +234,7 @@ inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
 const std::vector<OwnOption> own_options = [] {
     std::vector<OwnOption> all = scheme_options;
 #ifdef HAVE_CUBLAS
-    all[0].choices = {"fused", "dequant", "predequant", "fp16", "plain"};
+    all[0].choices.assign(std::begin(matmul_names), std::end(matmul_names));
 #endif
     return all;
 }();

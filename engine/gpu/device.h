@@ -7,17 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include "engine/os/memory.h"
 #include "engine/os/threads.h"
+#include "engine/text/utf8.h"
 #include "simt/cuda.h"
 
 inline void check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // clears the error, which the next launch would report otherwise
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+    fail(what, ": ", cudaGetErrorString(error));
 }
 
 struct Device {
@@ -35,17 +35,13 @@ inline Device& device() {
 #ifdef __CUDACC__
         int n = 0;
         const cudaError_t error = cudaGetDeviceCount(&n);
-        if (error != cudaSuccess || n == 0) {
-            throw std::runtime_error(std::string("no CUDA device: ") +
-                                     (error != cudaSuccess ? cudaGetErrorString(error) : "0 found"));
-        }
+        if (error != cudaSuccess || n == 0)
+            fail("no CUDA device: ", error != cudaSuccess ? cudaGetErrorString(error) : "0 found");
         cudaDeviceProp p;
         check(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
         found.name = std::string(p.name) + ", sm_" + std::to_string(p.major) + std::to_string(p.minor);
-        if (p.major < 8) {
-            throw std::runtime_error(found.name + ": compute capability " + std::to_string(p.major) + "." +
-                                     std::to_string(p.minor) + ", these kernels need 8.0");
-        }
+        if (p.major < 8)
+            fail(found.name, ": compute capability ", p.major, ".", p.minor, ", these kernels need 8.0");
         found.n_sms = p.multiProcessorCount;
         found.shared_per_sm = p.sharedMemPerMultiprocessor;
         check(cudaStreamCreate(&found.stream), "cudaStreamCreate");
@@ -74,8 +70,7 @@ class DeviceBuffer {
             cudaGetLastError();
             size_t free = 0, all = 0;
             cudaMemGetInfo(&free, &all);
-            throw std::runtime_error("device memory: " + std::to_string(n * sizeof(T)) + " bytes wanted, " +
-                                     std::to_string(free) + " of " + std::to_string(all) + " are free");
+            fail("device memory: ", n * sizeof(T), " bytes wanted, ", free, " of ", all, " are free");
         }
         p_.reset(static_cast<T*>(p));
         device().allocated += n * sizeof(T);

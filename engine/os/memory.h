@@ -21,10 +21,11 @@ struct MemoryPart {
     const char* advice = "";  // what makes it smaller, if anything does
 };
 
-// While one exists, scratch() (engine/cpu/rows.h) and LazyMemory of this thread take no memory and say here
-// how much they would have: cpu_memory() in app/model.h counts a run so. What was made is only destroyed.
+// While one exists, scratch() (cpu/rows.h), LazyMemory and DeviceBuffer (gpu/device.h) of this thread take no
+// memory and say here how much they would have: cpu_memory() in app/model.h counts a run so. What was made is
+// only destroyed.
 //
-//     const MemoryCount count;
+//     MemoryCount count;
 //     const RunState counted(...);
 //     count.at_once();
 class MemoryCount {

@@ -321,9 +321,11 @@ inline void catch_ctrl_c() {
     sigaction(SIGINT, &action, nullptr);
 }
 
-// A read from the mapped model file behind its end ends the process with one line and exit code 1. A SIGBUS
-// outside the mapped file kills, as it does without a handler.
-inline void catch_bus_errors() {
+// A read from the mapped model file behind its end ends the process with one line, which begins with the
+// program's name, and exit code 1. A SIGBUS outside the mapped file kills, as it does without a handler.
+inline void catch_bus_errors(const char* program) {
+    static const char* name;
+    name = program;
     struct sigaction action {};
     // Only calls that a handler may make (man 7 signal-safety).
     action.sa_sigaction = [](int, siginfo_t* info, void*) {
@@ -331,7 +333,7 @@ inline void catch_bus_errors() {
         // A signal that a process sent (si_code <= 0) has no address.
         if (info->si_code > 0 && at >= mapped_range.begin && at < mapped_range.begin + mapped_range.size) {
             for (const std::string_view part :
-                 {std::string_view(program_in_error_lines), std::string_view(": "), mapped_range.path,
+                 {std::string_view(name), std::string_view(": "), mapped_range.path,
                   std::string_view(": the file has become shorter during the run\n")})
                 [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, part.data(), part.size());
             _exit(1);

@@ -87,9 +87,6 @@ class Stopwatch {
 // catch_ctrl_c() sets it. 0 again once a Ctrl-C has been obeyed and the program goes on.
 inline volatile std::sig_atomic_t interrupted = 0;
 
-// What the error line of a mapped file that gets shorter begins with.
-inline const char* program_in_error_lines = "";
-
 // Where the file lies that was mapped last (files.h), and its name: see catch_bus_errors().
 struct MappedRange {
     const std::byte* begin = nullptr;

@@ -267,14 +267,10 @@ struct ConsoleLine {
         return true;
     }
 };
-inline ConsoleLine& console_line() {
-    static ConsoleLine line;
-    return line;
-}
 
 inline int read_byte(std::FILE* in) {
     if (!is_terminal(in)) return std::getc(in);
-    ConsoleLine& line = console_line();
+    static ConsoleLine line;
     if (line.next == line.bytes.size() && !line.read(handle_of(in))) return EOF;
     return static_cast<unsigned char>(line.bytes[line.next++]);
 }
@@ -303,7 +299,7 @@ inline void catch_ctrl_c() {
 }
 
 // Windows does not make a file shorter while it is mapped.
-inline void catch_bus_errors() {}
+inline void catch_bus_errors(const char*) {}
 
 // ----------------------------------------------------------------------------
 // Shared libraries

@@ -24,11 +24,12 @@ inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
         } else {
             unpack_columns(stored.data(), w, i, 0, w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols);
         }
+        scales.resize(scales.size() + size_t(n_groups(w)));
+        expand_scales(scales.data() + scales.size() - n_groups(w), w, i);
         size_t next = 0;
         for (int k = 0; k < w.n_cols; k++) {
             const int zero = in_8_bits ? 0 : RowZeros(w, i)[k / w.group];
-            if (k % w.group_size == 0)
-                scales.push_back(weight_scale(w, i, k / w.group)), zeros.push_back(uint8_t(zero));
+            if (k % w.group_size == 0) zeros.push_back(uint8_t(zero));
             const bool absent = w.kind == QUANT_GEMM_SPARSE &&
                                 (w.mask[size_t(i) * mask_bytes(w) + size_t(k) / 8] >> k % 8 & 1) == 0;
             codes.push_back(int8_t(absent ? zero : stored[next++]));

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "hw/sim/pack_matrix.h"
 #include "hw/sim/rtl_session.h"
