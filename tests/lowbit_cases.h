@@ -68,7 +68,7 @@ inline std::vector<LowbitFormat> all_formats() {
 }
 
 // The byte of a row in which code k of n lies, and the lowest of its bits.
-inline std::pair<int, int> place_of(int k, int n, int bits) {
+inline std::pair<int, int> code_place(int k, int n, int bits) {
     const int per_byte = 8 / bits;
     int start = 0, block = 64;
     while (true) {
@@ -153,11 +153,11 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const LowbitFormat& f, int grou
             const int extremes[] = {below(largest + 1), largest, 0};
             const int code = f.bits == 8 ? extremes[int(fill)] - 128 : extremes[int(fill)];
             const int low_bits = f.bits == 5 || f.bits == 6 ? 4 : f.bits, low = (1 << low_bits) - 1;
-            const auto [byte, shift] = place_of(f.sparse() ? n_kept++ : k, n_codes, low_bits);
+            const auto [byte, shift] = code_place(f.sparse() ? n_kept++ : k, n_codes, low_bits);
             uint8_t* row = m.codes.data() + size_t(i) * row_bytes;
             row[byte] |= uint8_t((code & low) << shift);
             if (low_bits < f.bits) {  // the plane behind
-                const auto [high_byte, high_shift] = place_of(k, n_codes, f.bits - 4);
+                const auto [high_byte, high_shift] = code_place(k, n_codes, f.bits - 4);
                 row[n_codes / 2 + high_byte] |= uint8_t(code >> 4 << high_shift);
             }
             m.expanded.push_back(f.has_table() ? m.table[code]
