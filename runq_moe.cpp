@@ -18,7 +18,11 @@
 // ENGINE: the same names, faster, with what is left out here, as a system prompt in chat (docs/engine.md).
 
 #ifdef ENGINE
-#include "engine/program_experts.h"
+#include <numeric>
+
+#include "engine/cpu/expert_matrix.h"
+#include "engine/cpu/fp64_matmul.h"
+#include "engine/program.h"
 #else
 
 #include <algorithm>

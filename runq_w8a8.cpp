@@ -19,7 +19,8 @@
 // ENGINE: the same names, faster, with what is left out here, as a system prompt in chat (docs/engine.md).
 
 #ifdef ENGINE
-#include "engine/program_int8_attention.h"
+#include "engine/cpu/attention_int8.h"
+#include "engine/program.h"
 #else
 
 #include <algorithm>
@@ -584,31 +585,6 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
     });
 }
 
-// A Recorder that knows what attention in int8 makes, too.
-struct AttentionRecorder : Recorder {
-    using Recorder::Recorder;
-    using Recorder::operator();
-    // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
-    void operator()(const std::string& name, const Int8Rows& x, int length) const {
-        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
-        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
-    }
-    // Weights, and the same in codes: as long as a token has positions.
-    void operator()(const std::string& name, const Int8Attention& a) const {
-        (*this)(name, a.weights);
-        const int n_heads = a.weights.n_heads;
-        for (int t = 0; t < a.weights.n_rows / n_heads && trace != nullptr; t++) {
-            const int n_positions = a.weights.pos + t + 1;
-            Rows seen(1, n_heads * n_positions);
-            Int8Rows codes;
-            for (int h = 0; h < n_heads; h++)
-                std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(0) + h * n_positions);
-            quantize(codes, seen, n_positions, nullptr);
-            (*this)(name, codes, n_positions);
-        }
-    }
-};
-
 #endif  // ENGINE
 
 // ----------------------------------------------------------------------------
@@ -829,6 +805,33 @@ struct RunState {
 };
 
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
+
+// A Recorder that knows what attention in int8 makes, too: with --attn int8.
+struct AttentionRecorder : Recorder {
+    using Recorder::Recorder;
+    using Recorder::operator();
+    // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int length) const {
+        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
+        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
+    }
+    // Weights, and the same in codes: as long as a token has positions.
+    void operator()(const std::string& name, const Int8Attention& a) const {
+        (*this)(name, a.weights);
+        const int n_heads = a.weights.n_heads;
+        for (int t = 0; t < a.q.n_rows && trace != nullptr; t++) {
+            const int n_positions = a.weights.pos + t + 1;
+            Rows seen(n_heads, n_positions);
+            seen.n_rows = n_heads;
+            for (int h = 0; h < n_heads; h++)
+                std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(h));
+            Int8Rows codes;
+            quantize(codes, seen, n_positions, nullptr);
+            (*this)(name + ".q", codes.codes.data(), 1, {n_heads, n_positions});
+            (*this)(name + ".s", codes.scales.data(), 1, {n_heads, 1});
+        }
+    }
+};
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under

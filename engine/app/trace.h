@@ -209,17 +209,17 @@ class Trace {
 // Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
 //
 //     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
-class Recorder {
-  public:
-    Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
+struct Recorder {
+    Trace* trace;
+    int layer;
 
-    explicit operator bool() const { return trace_ != nullptr; }
+    Recorder(Trace* t, int l) : trace(t), layer(l) {}
 
     // n_tokens values of the given shape, as Trace::add() has it.
     template <class T>
     void operator()(std::string_view name, const T* values, int n_tokens,
                     std::initializer_list<int> shape) const {
-        if (trace_ != nullptr) trace_->add(step_name(layer_, name), values, size_t(n_tokens), shape);
+        if (trace != nullptr) trace->add(step_name(layer, name), values, size_t(n_tokens), shape);
     }
     // (n_tokens, n_cols)
     void operator()(std::string_view name, const Rows& x) const {
@@ -231,7 +231,7 @@ class Recorder {
     }
     // Quantized activations: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups).
     void operator()(std::string_view name, const Int8Rows& x) const {
-        if (trace_ == nullptr) return;
+        if (trace == nullptr) return;
         (*this)(std::string(name) + ".q", x.codes.data(), x.n_rows, {x.n_cols});
         (*this)(std::string(name) + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
     }
@@ -240,12 +240,12 @@ class Recorder {
     template <class Matrix>
     void operator()(std::string_view name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
-        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        if (trace == nullptr || layer != accumulator_layer) return;
         const std::string step = std::string(name) + ".acc";
         const QuantMatrix matrix = view_of(w);
         std::vector<int8_t> codes(size_t(x.n_cols));
         for (int t = 0; t < x.n_rows; t++) {
-            const bool is_kept = trace_->keeps_next(step_name(layer_, step));
+            const bool is_kept = trace->keeps_next(step_name(layer, step));
             std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(x.n_groups()));
             int32_t* sum = sums.data();
             for (int i = 0; i < matrix.n_rows && is_kept; i++) {
@@ -258,24 +258,13 @@ class Recorder {
         }
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
-    void operator()(std::string_view name, const HeadScores& x) const { seen(name, x, x.values.data()); }
-
-  protected:
-    // The same of `values`, which lie as those of x do.
-    template <class T>
-    void seen(std::string_view name, const HeadScores& x, const T* values) const {
-        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+    void operator()(std::string_view name, const HeadScores& x) const {
+        for (int t = 0; t < x.n_tokens && trace != nullptr; t++) {
             const int n_positions = x.pos + t + 1;
-            std::vector<T> of_token;
-            for (int h = 0; h < x.n_heads; h++) {
-                const T* row = values + x.at(t, h);
-                of_token.insert(of_token.end(), row, row + n_positions);
-            }
-            (*this)(name, of_token.data(), 1, {x.n_heads, n_positions});
+            std::vector<float> seen;
+            for (int i = t * x.n_heads; i < (t + 1) * x.n_heads; i++)
+                seen.insert(seen.end(), x.row(i), x.row(i) + n_positions);
+            (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
         }
     }
-
-  private:
-    Trace* trace_;
-    int layer_;
 };

@@ -87,8 +87,7 @@ struct HeadScores {
         if (values.capacity() < n) values = {};  // first, so that there are never two of them
         values.assign(n, 0.0f);
     }
-    // Those of query head `head` of token `token`; null if not wanted.
-    float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }
-    const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
-    size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
+    // Row token * n_heads + head; null if not wanted.
+    float* row(int i) { return wanted ? values.data() + size_t(i) * width : nullptr; }
+    const float* row(int i) const { return wanted ? values.data() + size_t(i) * width : nullptr; }
 };
