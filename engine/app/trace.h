@@ -22,11 +22,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
-#include "engine/cpu/half.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
@@ -97,7 +95,7 @@ class Trace {
 
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
-    // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
+    // int8_t, uint8_t, int32_t, or a type of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         const bool of_all =
@@ -112,7 +110,7 @@ class Trace {
         }
         if (finds_) return find(step, values, n_tokens, n_values);
         Tensor& t = tensors_[step];
-        t.type = std::is_same_v<T, uint16_t> ? "F16" : tensor_type<T>;
+        t.type = tensor_type<T>;
         t.shape = shape;
         for (size_t i = 0; i < n_tokens; i++) {
             const auto position = int32_t(t.n_seen++);
@@ -186,16 +184,11 @@ class Trace {
         if (not_finite_) return;
         size_t& n_seen = tensors_[step].n_seen;
         const T* end = values + n_tokens * n;
-        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(number(x)); });
+        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(float(x)); });
         if (found != end)
-            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, number(*found),
-                           std::is_same_v<T, uint16_t>};
+            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, float(*found),
+                           std::string_view(tensor_type<T>) == "F16"};
         n_seen += n_tokens;
-    }
-    static float number(uint16_t bits) { return to_float(Half{bits}); }
-    template <class T>
-    static float number(T x) {
-        return float(x);
     }
 
     size_t first_position_;

@@ -7,13 +7,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -99,15 +97,9 @@ struct DeviceTransformerOf {
     Graphs graphs{};            // by the arguments of run_step()
 };
 
-// n_tokens values of a step, each of the given shape, into a trace; fp16 as fp16.
+// n_tokens values of a step, each of the given shape, into a trace.
 template <class T>
 void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
               std::initializer_list<int> shape) {
-    if constexpr (std::is_same_v<T, half>) {
-        std::vector<uint16_t> bits(values.size());
-        std::memcpy(bits.data(), values.data(), values.size() * sizeof(half));
-        trace.add(step_name(layer, name), bits.data(), size_t(n_tokens), shape);
-    } else {
-        trace.add(step_name(layer, name), values.data(), size_t(n_tokens), shape);
-    }
+    trace.add(step_name(layer, name), values.data(), size_t(n_tokens), shape);
 }
