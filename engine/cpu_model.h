@@ -15,7 +15,7 @@
 #include "engine/app/model.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.h"
-#include "engine/model/tensors.h"
+#include "engine/model/model_file.h"
 #include "engine/os/threads.h"
 
 // What quantizes and multiplies where this build's kernels do.

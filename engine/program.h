@@ -27,7 +27,6 @@
 #include "engine/cpu/vector.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 

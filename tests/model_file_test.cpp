@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/tensors.h"
 #include "engine/os/system.h"
 #include "header_offset.h"
 #include "own_folder.h"

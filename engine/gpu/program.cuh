@@ -26,7 +26,6 @@
 #include "engine/model/config.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
 #include "simt/ptx.h"
 
 template <>
