@@ -1227,14 +1227,12 @@ using Transformer = TransformerOf<Config, Weights, RunState>;
 // sorted by expert; a trace has it as (n_tokens, k, n_cols), a token's best expert first
 
 struct MoeRecorder : Recorder {
-    bool is_on;       // there is a trace
-    bool wants_sums;  // and this is the layer of which it has the sums of products
-
-    MoeRecorder(Trace* t, int l)
-        : Recorder(t, l), is_on(t != nullptr), wants_sums(is_on && l == accumulator_layer) {}
+    using Recorder::Recorder;
     using Recorder::operator();
     using Name = const char*;
 
+    // Whether there is a trace, and this is the layer of which it has the sums of products.
+    bool wants_sums() const { return trace != nullptr && layer == accumulator_layer; }
     void operator()(Name name, const Rows& x, const Routing& r) const;
     // Codes, NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups), or those of pairs.
     void operator()(Name name, const CodedRows& x, const Routing* r = nullptr) const;
@@ -1508,10 +1506,10 @@ void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w
 }
 
 void MoeRecorder::operator()(Name name, const Rows& x, const Routing& r) const {
-    if (is_on) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
+    if (trace != nullptr) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
 }
 void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing* r) const {
-    if (!is_on) return;
+    if (trace == nullptr) return;
     const auto record = [&](const auto* codes, const auto* scales) {
         record_rows(*this, std::string(name) + ".q", codes, x.n_rows, x.n_cols, r);
         record_rows(*this, std::string(name) + ".s", scales, x.n_rows, x.n_groups(), r);
@@ -1524,7 +1522,7 @@ void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing* r) co
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const {
     (*this)(name, out);
-    for (int t = 0; t < x.n_rows && wants_sums && !x.is_mx; t++) {
+    for (int t = 0; t < x.n_rows && wants_sums() && !x.is_mx; t++) {
         std::vector<int32_t> sums;
         append_sums(sums, x.row_codes(t), w);
         (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_cols / w.group_size});
@@ -1534,7 +1532,7 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
                              const std::vector<MoeMatrix>& experts, const Routing& r) const {
     (*this)(name, out, r);
     const MoeMatrix& w = experts[0];
-    for (size_t pair = 0; pair < r.experts.size() && wants_sums && !x.is_mx; pair += size_t(r.k)) {
+    for (size_t pair = 0; pair < r.experts.size() && wants_sums() && !x.is_mx; pair += size_t(r.k)) {
         std::vector<int32_t> sums;
         for (size_t i = pair; i < pair + size_t(r.k); i++)
             append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);

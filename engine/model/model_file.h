@@ -306,7 +306,7 @@ class TensorList {
 
     // Bytes of the tensors that a decode step reads: of experts the active ones'; nothing of an embedding
     // that is not also the classifier, of which a step reads a row, nor of what is for other hardware, the
-    // assist matrix of A8W4 (docs/moe.md).
+    // assist matrix of A8W4 (docs/moe.md). With a ModelConfig, which has no experts, of all of them.
     template <class Config>
     uint64_t bytes_per_token(const Config& c) const {
         uint64_t n = 0;
@@ -321,8 +321,6 @@ class TensorList {
         }
         return n;
     }
-    // Bytes of those that all steps together read: of every expert, as this config has none.
-    uint64_t bytes_in_use(const ModelConfig& c) const { return bytes_per_token(c); }
 
     // Throws std::runtime_error unless the tensors fill the file's weights exactly.
     template <class Config>
