@@ -545,18 +545,21 @@ struct Trace {
     std::map<std::string, Tensor> tensors;
 
     void write(const std::string& path) const;  // a safetensors file
+    // Appends a step's values for n_tokens tokens, each of the given shape.
+    template <class T>
+    void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
+        Tensor& t = tensors[step];
+        t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
+        t.shape = shape;
+        t.n_tokens += int(n_tokens);
+        for (const int n : shape) n_tokens *= size_t(n);
+        t.bytes.append(reinterpret_cast<const char*>(values), n_tokens * sizeof(T));
+    }
 };
 
-// n_tokens values of a step, each of the given shape, into a trace.
-template <class T>
-void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
-              const std::vector<int>& shape) {
-    const std::string prefix = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
-    Trace::Tensor& t = trace.tensors[prefix + std::string(name)];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
-    t.shape = shape;
-    t.n_tokens += n_tokens;
-    t.bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+// The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
+inline std::string step_name(int layer, std::string_view name) {
+    return (layer < 0 ? "" : "layers." + std::to_string(layer) + ".").append(name);
 }
 
 // What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
@@ -592,7 +595,7 @@ struct DeviceRecorder {
         for (const int size : shape) n *= size_t(size);
         std::vector<T> host(n);
         download(host.data(), values, n);
-        add_step(*trace, layer, name, host, n_tokens, shape);
+        trace->add(step_name(layer, name), host.data(), size_t(n_tokens), shape);
     }
     template <class T>  // (n_tokens, n_cols)
     void operator()(std::string_view name, const DeviceRows<T>& x) const {
@@ -615,7 +618,7 @@ struct DeviceRecorder {
             for (size_t t = 0; t < n; t++)
                 std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
         }
-        add_step(*trace, layer, name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
+        trace->add(step_name(layer, name), keys.data(), n, {cache.n_kv_heads, cache.head_dim});
     }
 };
 

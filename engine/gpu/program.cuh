@@ -7,11 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -95,10 +93,3 @@ struct DeviceTransformerOf {
     uint64_t memory_bytes = 0;  // of the host that a run takes, with the file's weights
     Graphs graphs{};            // by the arguments of run_step()
 };
-
-// n_tokens values of a step, each of the given shape, into a trace.
-template <class T>
-void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
-              std::initializer_list<int> shape) {
-    trace.add(step_name(layer, name), values.data(), size_t(n_tokens), shape);
-}
