@@ -479,8 +479,7 @@ struct TensorList {
         return reinterpret_cast<const T*>(copies.back().get());
     }
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
-    template <class Make>
-    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
         std::vector<decltype(make(name))> found;
         for (int l = 0; l < c.n_layers; l++)
             found.push_back(make("layers." + std::to_string(l) + "." + name));
@@ -533,8 +532,7 @@ struct Options {
 // How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
 inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
 
-// Every intermediate tensor of a run, by step name. A step's values are appended along the token axis, so
-// that a trace is the same however the tokens were fed.
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
         const char* type;        // safetensors' name
@@ -557,8 +555,7 @@ struct Trace {
     }
 };
 
-// The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
-inline std::string step_name(int layer, std::string_view name) {
+inline std::string step_name(int layer, std::string_view name) {  // "layers.3.norm"; of layer -1: "norm"
     return (layer < 0 ? "" : "layers." + std::to_string(layer) + ".").append(name);
 }
 

@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <numbers>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +21,6 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/half.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"

@@ -13,6 +13,7 @@
 #include "engine/cpu/rows.h"
 #include "engine/os/files.h"
 #include "engine/os/system.h"
+#include "engine/os/threads.h"
 
 // A type with the members of MoeMatrix.
 template <class Matrix>
@@ -45,7 +46,7 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
     const int n = x.n_cols / group;
     float* scales = scratch(all_scales, size_t(x.n_rows) * size_t(n));
     int32_t* sums = scratch(all_sums, size_t(x.n_rows) * size_t(n));
-    for_each_row(x.n_rows, [&](int t) {
+    parallel_for(x.n_rows, [&](int t) {
         std::fill_n(scales + size_t(t) * size_t(n), n, x.row_scales(t)[0]);
         sum_groups(sums + size_t(t) * size_t(n), x.row_codes(t), x.n_cols, group);
     });

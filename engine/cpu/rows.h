@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "engine/os/memory.h"
-#include "engine/os/threads.h"
 
 // Gives a buffer that stays from call to call more room. Happens once in a run: no part of the loops that
 // ask.
@@ -46,14 +45,6 @@ struct Rows {
         n_rows = n;
     }
 };
-
-// Calls f(i) for each i below n, in all threads. One call needs no others: in decode, where every step has
-// one row, meeting would cost more than many of the steps.
-template <class F>
-inline void for_each_row(int n, F f) {
-    if (n == 1) return f(0);
-    parallel_for(n, f);
-}
 
 // One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
 // program's own type, (n_rows, n_cols).

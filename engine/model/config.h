@@ -72,7 +72,7 @@ constexpr const char* tensor_type = std::is_same_v<T, float>                    
                                     : std::is_same_v<T, int32_t> || std::is_same_v<T, uint32_t> ? "I32"
                                                                                                 : nullptr;
 
-// RoPE (Su et al. 2021, arXiv 2104.09864), whose rotating is each program's, or engine/cpu/ops.h's.
+// RoPE (Su et al. 2021, arXiv 2104.09864) of engine/gpu/ops.cuh; programs on a CPU have their own.
 // Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,) fp32. A rescaling divides the
 // frequencies of long wavelengths by `factor`, leaves short wavelengths alone and blends in between, over
 // turns (Llama 3.1 and later) or over pairs (YaRN, Peng et al. 2023, arXiv 2309.00071; linear, which divides
