@@ -8,6 +8,7 @@ const char* const models[] = {"tiny-llama.q8", "tiny-qwen3.q8"};
 
 #include "int8_cases.h"
 #include "program_tests.h"
+#include "rope_cases.h"
 
 namespace {
 // Row t of x times row i of w, by the plain loop.
@@ -52,28 +53,11 @@ TEST_CASE("rmsnorm: rows, and runs of a row") {
 }
 
 TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotation") {
-    struct Case {
-        const char* name;
-        int head_dim;
-        float theta;
-        int rope_type, original_max_position;
-        float factor, low, high, attention;
-    };
-    for (const Case& k :
-         {Case{"plain", 64, 500000, 0, 0, 1, 1, 4, 1}, Case{"llama-3.2-1b", 64, 500000, 1, 8192, 32, 1, 4, 1},
-          Case{"tiny", 32, 1000000, 1, 128, 8, 1, 4, 1},
-          Case{"linear", 128, 1000000, 2, 8192, 2, 128, 129, 1},
-          Case{"yarn", 128, 1000000, 3, 32768, 4, 88, 105, float(0.1 * std::log(4.0) + 1)}}) {
-        const std::string p = std::string("rope.") + k.name + ".";
+    for (const auto& [name, c] : rope_cases<ModelConfig>()) {
+        const std::string p = name;
         CAPTURE(p);
         const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();
-        ModelConfig c;
-        c.head_dim = k.head_dim;
-        c.rope_theta = k.theta;
-        c.rope_type = k.rope_type, c.original_max_position = k.original_max_position;
-        c.rope_factor = k.factor, c.low_freq_factor = k.low, c.high_freq_factor = k.high;
-        c.attention_factor = k.attention;
-        const int n = int(positions.size()), half = k.head_dim / 2;
+        const int n = int(positions.size()), half = c.head_dim / 2;
         RopeAngles angles(c, n);
         CHECK(golden_ops().at(p + "frequencies").f32() == angles.frequencies);
         std::vector<float> cos, sin, out;
@@ -83,7 +67,7 @@ TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotatio
             cos.insert(cos.end(), angles.cos.row(0), angles.cos.row(0) + half);
             sin.insert(sin.end(), angles.sin.row(0), angles.sin.row(0) + half);
             Rows heads = rows_of({x.begin() + i * 4 * half, x.begin() + (i + 1) * 4 * half}, 1);
-            rope(heads, angles, k.head_dim);
+            rope(heads, angles, c.head_dim);
             out.insert(out.end(), heads.values.begin(), heads.values.end());
         }
         CHECK(relative_error(golden_ops().at(p + "cos").f32(), cos) < 1e-7);
@@ -92,27 +76,27 @@ TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotatio
         // Several tokens at once are each at their own position.
         Rows two = rows_of(std::vector<float>(4 * size_t(half), 1.0f), 2), one = rows_of(two.values, 2);
         angles.set_positions(127, 2);
-        rope(two, angles, k.head_dim);
+        rope(two, angles, c.head_dim);
         for (int t = 0; t < 2; t++) {
             angles.set_positions(127 + t, 1);
-            rope(one.row(t), angles.cos.row(0), angles.sin.row(0), k.head_dim);
+            rope(one.row(t), angles.cos.row(0), angles.sin.row(0), c.head_dim);
         }
         CHECK(two.values == one.values);
     }
 }
 
 TEST_CASE("swiglu and add: all rows") {
-    const std::vector<float> gate = golden_ops().at("swiglu.gate").f32();
-    Rows x = rows_of(gate, 1), many(1, 2500), all_up(1, 2500);  // more than a thread takes at once
-    const std::vector<float> up = golden_ops().at("swiglu.up").f32(),
+    const std::vector<float> gate = golden_ops().at("swiglu.gate").f32(),
+                             up = golden_ops().at("swiglu.up").f32(),
                              out = golden_ops().at("swiglu.out").f32();
+    Rows many(1, 2500), all_up(1, 2500);  // more than a thread takes at once
     many.n_rows = all_up.n_rows = 1;
     for (size_t i = 0; i < 2500; i++)
         many.values[i] = gate[i % gate.size()], all_up.values[i] = up[i % up.size()];
     swiglu(many, many, all_up);
     for (size_t i = 0; i < 2500; i++)
         CHECK(many.values[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
-    x = rows_of({1, 2, 3, 4, 5, 6}, 3);
+    Rows x = rows_of({1, 2, 3, 4, 5, 6}, 3);
     add(x, rows_of({10, 20, 30, 40, 50, 60}, 3));
     CHECK(x.values == std::vector<float>{11, 22, 33, 44, 55, 66});
 }
