@@ -166,11 +166,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -643,6 +638,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -654,7 +650,7 @@ struct RunState {
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    Int8Rows xq{n, c.longest_row(), c.group_size};     // the quantized input of the products that come next
+    Int8Rows xq{n, longest_row, c.group_size};         // the quantized input of the products that come next
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
@@ -790,7 +786,8 @@ void check_config(const ModelConfig& c) {
     const int size = c.group_size;
     check_value(size >= 4 && size % 4 == 0 && size <= max_group_size, "group_size", size,
                 "expected a multiple of 4 up to " + std::to_string(max_group_size));
-    for (const auto& [name, n] : c.row_lengths())
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}})
         check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
 }
 

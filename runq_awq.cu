@@ -118,11 +118,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -1892,7 +1887,8 @@ void check_config(const ModelConfig& c) {
     const int size = c.group_size;
     check_value(size > 0 && size % gemm_inputs == 0, "group_size", size,
                 "expected a multiple of " + std::to_string(gemm_inputs));
-    for (const auto& [name, n] : c.row_lengths())
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}})
         check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
     check_value(c.rotation_block == 0, "rotation_block", c.rotation_block, "expected 0 in AWQ");
     check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");

@@ -165,11 +165,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -925,6 +920,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -935,9 +931,9 @@ struct RunState {
     Rows gate{n, c.hidden_dim};
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
-    Rows gathered{c.has_order ? n : 0, c.longest_row()};      // of a file with orders
+    Rows gathered{c.has_order ? n : 0, longest_row};          // of a file with orders
 
-    Int8Rows xq{n, c.longest_row(), c.group_size};     // the quantized input of the products that come next
+    Int8Rows xq{n, longest_row, c.group_size};         // the quantized input of the products that come next
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};

@@ -170,11 +170,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -1187,6 +1182,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -1208,7 +1204,7 @@ struct RunState {
     Rows down{n_pairs, c.dim};
 
     // The quantized input of the products that come next, and of experts' second product.
-    CodedRows xq{n, c.longest_row(), c.moe.other_format()};
+    CodedRows xq{n, longest_row, c.moe.other_format()};
     CodedRows expert_hidden{n_pairs, c.moe.hidden_dim, c.moe.expert_format};
     Routing routing{};
     RopeAngles angles{c, n};                           // of the chunk's positions
@@ -1556,7 +1552,8 @@ void check_config(const Config& c) {
         return check_formats(c, kinds);
     }
     check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
-    for (const auto& [name, n] : c.row_lengths())
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}})
         check_value(n % 4 == 0 && n <= max_group_size, name, n,
                     "expected a multiple of 4, at most " + std::to_string(max_group_size));
     const bool has_group = a8w8   ? group == 0

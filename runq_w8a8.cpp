@@ -168,11 +168,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -782,6 +777,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -793,9 +789,9 @@ struct RunState {
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    Int8Rows xq{n, c.longest_row(), group_of(c.group_size, c.longest_row())};  // the input of products
-    RopeAngles angles{c, n};                                                   // of the chunk's positions
-    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    Int8Rows xq{n, longest_row, group_of(c.group_size, longest_row)};  // the input of products
+    RopeAngles angles{c, n};                                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};                  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
     // Keys and values of the positions; or, with --attn int8, these and the chunk's q, k and v in int8.
     bool int8_attention = options.own["--attn"] == "int8";
@@ -935,7 +931,8 @@ void check_config(const ModelConfig& c) {
     if (!whole_rows && c.static_activations) fail("activations is 1 (static) with group_size 32, expected 0");
     // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
     const int multiple = whole_rows ? 4 : 32;
-    for (const auto& [name, n] : c.row_lengths()) {
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}}) {
         check_value(n % multiple == 0, name, n, "not a multiple of ", multiple);
         check_value(!whole_rows || n <= max_group_size, name, n, "expected at most ", max_group_size);
     }

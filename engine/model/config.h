@@ -1,11 +1,8 @@
 // The numbers of a model, as its header has them, and the types of its tensors.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
@@ -50,13 +47,6 @@ struct ModelConfig {
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
     int heads_per_kv() const { return n_heads / n_kv_heads; }
-
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
-
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
 };
 
 // The safetensors name of a type; uint32_t is eight 4-bit codes. engine/gpu/program.cuh adds half,
