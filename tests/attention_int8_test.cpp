@@ -143,7 +143,7 @@ TEST_CASE("attention in int8: sums of the largest codes over thousands of positi
         HeadScores none, weights;
         weights.wanted = true;
         attention_int8(out, none, none, weights, q, cache, 0, n - 1);
-        const float scale = weights.row(0, 0)[0] / 127;  // all weights are the same
+        const float scale = weights.row(0)[0] / 127;  // all weights are the same
         for (int d = 0; d < head_dim; d++) CHECK(out.row(0)[d] == float(127 * ends[size_t(d)] * n) * scale);
     });
 }
