@@ -854,9 +854,6 @@ Transformer load(const std::string& name, Trace* trace = nullptr, const char* ma
     options.model_path = "build/models/" + name + ".bin";
     return std::move(*load_transformer(options, trace));
 }
-std::string step_name(int layer, const std::string& name) {
-    return "layers." + std::to_string(layer) + "." + name;
-}
 // The most probable next token of a chunk.
 int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
     const std::span<const float> logits = forward(m, tokens, pos, 1);
