@@ -118,11 +118,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -479,8 +474,7 @@ struct TensorList {
         return reinterpret_cast<const T*>(copies.back().get());
     }
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
-    template <class Make>
-    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
         std::vector<decltype(make(name))> found;
         for (int l = 0; l < c.n_layers; l++)
             found.push_back(make("layers." + std::to_string(l) + "." + name));
@@ -533,8 +527,7 @@ struct Options {
 // How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
 inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
 
-// Every intermediate tensor of a run, by step name. A step's values are appended along the token axis, so
-// that a trace is the same however the tokens were fed.
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
         const char* type;        // safetensors' name
@@ -545,18 +538,20 @@ struct Trace {
     std::map<std::string, Tensor> tensors;
 
     void write(const std::string& path) const;  // a safetensors file
+    // Appends a step's values for n_tokens tokens, each of the given shape.
+    template <class T>
+    void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
+        Tensor& t = tensors[step];
+        t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
+        t.shape = shape;
+        t.n_tokens += int(n_tokens);
+        for (const int n : shape) n_tokens *= size_t(n);
+        t.bytes.append(reinterpret_cast<const char*>(values), n_tokens * sizeof(T));
+    }
 };
 
-// n_tokens values of a step, each of the given shape, into a trace.
-template <class T>
-void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
-              const std::vector<int>& shape) {
-    const std::string prefix = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
-    Trace::Tensor& t = trace.tensors[prefix + std::string(name)];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
-    t.shape = shape;
-    t.n_tokens += n_tokens;
-    t.bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+inline std::string step_name(int layer, std::string_view name) {  // "layers.3.norm"; of layer -1: "norm"
+    return (layer < 0 ? "" : "layers." + std::to_string(layer) + ".").append(name);
 }
 
 // What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
@@ -592,7 +587,7 @@ struct DeviceRecorder {
         for (const int size : shape) n *= size_t(size);
         std::vector<T> host(n);
         download(host.data(), values, n);
-        add_step(*trace, layer, name, host, n_tokens, shape);
+        trace->add(step_name(layer, name), host.data(), size_t(n_tokens), shape);
     }
     template <class T>  // (n_tokens, n_cols)
     void operator()(std::string_view name, const DeviceRows<T>& x) const {
@@ -615,7 +610,7 @@ struct DeviceRecorder {
             for (size_t t = 0; t < n; t++)
                 std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
         }
-        add_step(*trace, layer, name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
+        trace->add(step_name(layer, name), keys.data(), n, {cache.n_kv_heads, cache.head_dim});
     }
 };
 
@@ -1892,7 +1887,8 @@ void check_config(const ModelConfig& c) {
     const int size = c.group_size;
     check_value(size > 0 && size % gemm_inputs == 0, "group_size", size,
                 "expected a multiple of " + std::to_string(gemm_inputs));
-    for (const auto& [name, n] : c.row_lengths())
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}})
         check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
     check_value(c.rotation_block == 0, "rotation_block", c.rotation_block, "expected 0 in AWQ");
     check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");

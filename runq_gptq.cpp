@@ -165,11 +165,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -191,32 +186,6 @@ inline float to_float(Half h) {
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
 inline bool fast_check_mask(const uint8_t*) { return false; }
 // ---- end of fp16 -----------------------------------------------------------
-
-// ----------------------------------------------------------------------------
-// Operations: on pointers and numbers, then on the rows of all tokens
-
-// lift rmsnorm
-// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
-inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
-    const double inv = 1.0 / std::sqrt(sum / n + eps);
-    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
-}
-
-// lift rope
-// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
-// 2104.09864).
-inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
-    for (int i = 0; i < head_dim / 2; i++) {
-        const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
-    }
-}
 
 // lift softmax
 // x[i] = exp(x[i] - max) / sum over n values.
@@ -255,68 +224,6 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
         const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
-}
-
-// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
-inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
-    out.n_rows = x.n_rows;
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
-    });
-}
-
-// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
-// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
-struct RopeAngles {
-    std::vector<float> frequencies;  // (head_dim / 2,)
-    Rows cos, sin;                   // (n_tokens, head_dim / 2)
-    double scale = 1;                // of both: YaRN's attention_factor
-
-    RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
-        scale = c.attention_factor;
-        for (int i = 0; i < c.head_dim / 2; i++) {
-            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-            if (c.rope_type > 0) {
-                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
-                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
-                const double low = c.low_freq_factor, high = c.high_freq_factor;
-                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-                f = (1 - smooth) * f / c.rope_factor + smooth * f;
-            }
-            frequencies.push_back(float(f));
-        }
-    }
-    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
-    void set_positions(int pos, int n_tokens) {
-        cos.n_rows = sin.n_rows = n_tokens;
-        for (int t = 0; t < n_tokens; t++)
-            for (size_t i = 0; i < frequencies.size(); i++) {
-                const double angle = double(pos + t) * frequencies[i];
-                cos.row(t)[i] = float(scale * std::cos(angle));
-                sin.row(t)[i] = float(scale * std::sin(angle));
-            }
-    }
-};
-
-// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
-inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += head_dim)
-            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
-    });
-}
-
-// SwiGLU of all tokens. out may be gate.
-inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
-    out.n_rows = gate.n_rows;
-    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
-}
-
-// x += y
-inline void add(Rows& x, const Rows& y) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
-    });
 }
 
 // The keys and values of every position so far, (n_layers, context, n_kv_heads * head_dim) each. Memory is
@@ -515,6 +422,94 @@ inline void Recorder::operator()(const std::string& name, const Rows& out, const
                                  const LowbitMatrix& w) const;
 
 #endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
+// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+    double scale = 1;                // of both: YaRN's attention_factor
+
+    RopeAngles(const ModelConfig& c, int n) : cos(n, c.head_dim / 2), sin(n, c.head_dim / 2) {
+        scale = c.attention_factor;
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
+            if (c.rope_type > 0) {
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies.push_back(float(f));
+        }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++)
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(scale * std::cos(angle));
+                sin.row(t)[i] = float(scale * std::sin(angle));
+            }
+    }
+};
+
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
 
 // ---- section matrices of few bits ------------------------------------------
 // The arithmetic of matrices in 2 to 8 bits. fast_quantize and fast_matmul are the engine's forms of it
@@ -925,6 +920,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -935,9 +931,9 @@ struct RunState {
     Rows gate{n, c.hidden_dim};
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
-    Rows gathered{c.has_order ? n : 0, c.longest_row()};      // of a file with orders
+    Rows gathered{c.has_order ? n : 0, longest_row};          // of a file with orders
 
-    Int8Rows xq{n, c.longest_row(), c.group_size};     // the quantized input of the products that come next
+    Int8Rows xq{n, longest_row, c.group_size};         // the quantized input of the products that come next
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};

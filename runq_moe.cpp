@@ -168,11 +168,6 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
@@ -194,32 +189,6 @@ inline float to_float(Half h) {
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
 inline bool fast_check_mask(const uint8_t*) { return false; }
 // ---- end of fp16 -----------------------------------------------------------
-
-// ----------------------------------------------------------------------------
-// Operations: on pointers and numbers, then on the rows of all tokens
-
-// lift rmsnorm
-// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
-inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
-    const double inv = 1.0 / std::sqrt(sum / n + eps);
-    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
-}
-
-// lift rope
-// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
-// 2104.09864).
-inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
-    for (int i = 0; i < head_dim / 2; i++) {
-        const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
-    }
-}
 
 // lift softmax
 // x[i] = exp(x[i] - max) / sum over n values.
@@ -258,75 +227,6 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
         const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
-}
-
-// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
-inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
-    out.n_rows = x.n_rows;
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
-    });
-}
-
-// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
-// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
-struct RopeAngles {
-    std::vector<float> frequencies;  // (head_dim / 2,)
-    Rows cos, sin;                   // (n_tokens, head_dim / 2)
-    double scale = 1;                // of both: YaRN's attention_factor
-
-    RopeAngles() = default;
-    RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
-        scale = c.attention_factor;
-        for (int i = 0; i < c.head_dim / 2; i++) {
-            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-            if (c.rope_type > 0) {
-                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
-                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
-                const double low = c.low_freq_factor, high = c.high_freq_factor;
-                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-                f = (1 - smooth) * f / c.rope_factor + smooth * f;
-            }
-            frequencies.push_back(float(f));
-        }
-    }
-    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
-    void set_positions(int pos, int n_tokens) {
-        cos.n_rows = sin.n_rows = n_tokens;
-        for (int t = 0; t < n_tokens; t++)
-            for (size_t i = 0; i < frequencies.size(); i++) {
-                const double angle = double(pos + t) * frequencies[i];
-                cos.row(t)[i] = float(scale * std::cos(angle));
-                sin.row(t)[i] = float(scale * std::sin(angle));
-            }
-    }
-};
-
-// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
-inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += head_dim)
-            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
-    });
-}
-
-// SwiGLU of all tokens. out may be gate.
-inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
-    out.n_rows = gate.n_rows;
-    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
-}
-
-// SwiGLU of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
-inline void swiglu_halves(Rows& out, const Rows& x) {
-    out.n_rows = x.n_rows;
-    parallel_for(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
-}
-
-// x += y
-inline void add(Rows& x, const Rows& y) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
-    });
 }
 
 // The keys and values of every position so far, (n_layers, context, n_kv_heads * head_dim) each. Memory is
@@ -551,6 +451,100 @@ struct Recorder {
 const std::vector<const char*> no_value{"no", "yes"};
 
 #endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
+// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+    double scale = 1;                // of both: YaRN's attention_factor
+
+    RopeAngles(const ModelConfig& c, int n) : cos(n, c.head_dim / 2), sin(n, c.head_dim / 2) {
+        scale = c.attention_factor;
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
+            if (c.rope_type > 0) {
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies.push_back(float(f));
+        }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++)
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(scale * std::cos(angle));
+                sin.row(t)[i] = float(scale * std::sin(angle));
+            }
+    }
+};
+
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// SwiGLU of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
+inline void swiglu_halves(Rows& out, const Rows& x) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
 
 // ---- section matrices of few bits ------------------------------------------
 // The arithmetic of matrices in 2 to 8 bits. fast_quantize and fast_matmul are the engine's forms of it
@@ -1186,6 +1180,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -1207,7 +1202,7 @@ struct RunState {
     Rows down{n_pairs, c.dim};
 
     // The quantized input of the products that come next, and of experts' second product.
-    CodedRows xq{n, c.longest_row(), c.moe.other_format()};
+    CodedRows xq{n, longest_row, c.moe.other_format()};
     CodedRows expert_hidden{n_pairs, c.moe.hidden_dim, c.moe.expert_format};
     Routing routing{};
     RopeAngles angles{c, n};                           // of the chunk's positions
@@ -1223,14 +1218,12 @@ using Transformer = TransformerOf<Config, Weights, RunState>;
 // sorted by expert; a trace has it as (n_tokens, k, n_cols), a token's best expert first
 
 struct MoeRecorder : Recorder {
-    bool is_on;       // there is a trace
-    bool wants_sums;  // and this is the layer of which it has the sums of products
-
-    MoeRecorder(Trace* t, int l)
-        : Recorder(t, l), is_on(t != nullptr), wants_sums(is_on && l == accumulator_layer) {}
+    using Recorder::Recorder;
     using Recorder::operator();
     using Name = const char*;
 
+    // Whether there is a trace, and this is the layer of which it has the sums of products.
+    bool wants_sums() const { return trace != nullptr && layer == accumulator_layer; }
     void operator()(Name name, const Rows& x, const Routing& r) const;
     // Codes, NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups), or those of pairs.
     void operator()(Name name, const CodedRows& x, const Routing* r = nullptr) const;
@@ -1504,10 +1497,10 @@ void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w
 }
 
 void MoeRecorder::operator()(Name name, const Rows& x, const Routing& r) const {
-    if (is_on) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
+    if (trace != nullptr) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
 }
 void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing* r) const {
-    if (!is_on) return;
+    if (trace == nullptr) return;
     const auto record = [&](const auto* codes, const auto* scales) {
         record_rows(*this, std::string(name) + ".q", codes, x.n_rows, x.n_cols, r);
         record_rows(*this, std::string(name) + ".s", scales, x.n_rows, x.n_groups(), r);
@@ -1520,7 +1513,7 @@ void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing* r) co
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const {
     (*this)(name, out);
-    for (int t = 0; t < x.n_rows && wants_sums && !x.is_mx; t++) {
+    for (int t = 0; t < x.n_rows && wants_sums() && !x.is_mx; t++) {
         std::vector<int32_t> sums;
         append_sums(sums, x.row_codes(t), w);
         (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_cols / w.group_size});
@@ -1530,7 +1523,7 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
                              const std::vector<MoeMatrix>& experts, const Routing& r) const {
     (*this)(name, out, r);
     const MoeMatrix& w = experts[0];
-    for (size_t pair = 0; pair < r.experts.size() && wants_sums && !x.is_mx; pair += size_t(r.k)) {
+    for (size_t pair = 0; pair < r.experts.size() && wants_sums() && !x.is_mx; pair += size_t(r.k)) {
         std::vector<int32_t> sums;
         for (size_t i = pair; i < pair + size_t(r.k); i++)
             append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);
@@ -1557,7 +1550,8 @@ void check_config(const Config& c) {
         return check_formats(c, kinds);
     }
     check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
-    for (const auto& [name, n] : c.row_lengths())
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}})
         check_value(n % 4 == 0 && n <= max_group_size, name, n,
                     "expected a multiple of 4, at most " + std::to_string(max_group_size));
     const bool has_group = a8w8   ? group == 0

@@ -19,7 +19,8 @@
 // ENGINE: the same names, faster, with what is left out here, as a system prompt in chat (docs/engine.md).
 
 #ifdef ENGINE
-#include "engine/program_int8_attention.h"
+#include "engine/cpu/attention_int8.h"
+#include "engine/program.h"
 #else
 
 #include <algorithm>
@@ -167,42 +168,11 @@ struct ModelConfig {
     bool has_head_norms() const { return arch != Arch::llama; }
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
 };
 // ---- end of config ---------------------------------------------------------
 
 // As fast_quantize() above, under a static scale if that is not null.
 inline bool fast_quantize(Int8Rows&, const Rows&, int, const float*) { return false; }
-
-// ----------------------------------------------------------------------------
-// Operations: on pointers and numbers, then on the rows of all tokens
-
-// lift rmsnorm
-// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
-inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
-    const double inv = 1.0 / std::sqrt(sum / n + eps);
-    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
-}
-
-// lift rope
-// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
-// 2104.09864).
-inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
-    for (int i = 0; i < head_dim / 2; i++) {
-        const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
-    }
-}
 
 // lift softmax
 // x[i] = exp(x[i] - max) / sum over n values.
@@ -241,69 +211,6 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
         const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
-}
-
-// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
-inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
-    out.n_rows = x.n_rows;
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
-    });
-}
-
-// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
-// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
-struct RopeAngles {
-    std::vector<float> frequencies;  // (head_dim / 2,)
-    Rows cos, sin;                   // (n_tokens, head_dim / 2)
-    double scale = 1;                // of both: YaRN's attention_factor
-
-    RopeAngles() = default;
-    RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
-        scale = c.attention_factor;
-        for (int i = 0; i < c.head_dim / 2; i++) {
-            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-            if (c.rope_type > 0) {
-                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
-                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
-                const double low = c.low_freq_factor, high = c.high_freq_factor;
-                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-                f = (1 - smooth) * f / c.rope_factor + smooth * f;
-            }
-            frequencies.push_back(float(f));
-        }
-    }
-    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
-    void set_positions(int pos, int n_tokens) {
-        cos.n_rows = sin.n_rows = n_tokens;
-        for (int t = 0; t < n_tokens; t++)
-            for (size_t i = 0; i < frequencies.size(); i++) {
-                const double angle = double(pos + t) * frequencies[i];
-                cos.row(t)[i] = float(scale * std::cos(angle));
-                sin.row(t)[i] = float(scale * std::sin(angle));
-            }
-    }
-};
-
-// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
-inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i += head_dim)
-            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
-    });
-}
-
-// SwiGLU of all tokens. out may be gate.
-inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
-    out.n_rows = gate.n_rows;
-    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
-}
-
-// x += y
-inline void add(Rows& x, const Rows& y) {
-    parallel_for(x.n_rows, [&](int t) {
-        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
-    });
 }
 
 // The keys and values of every position so far, n_numbers (head_dim) of each head: (n_layers, context,
@@ -584,32 +491,95 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
     });
 }
 
-// A Recorder that knows what attention in int8 makes, too.
-struct AttentionRecorder : Recorder {
-    using Recorder::Recorder;
-    using Recorder::operator();
-    // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
-    void operator()(const std::string& name, const Int8Rows& x, int length) const {
-        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
-        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
+#endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
     }
-    // Weights, and the same in codes: as long as a token has positions.
-    void operator()(const std::string& name, const Int8Attention& a) const {
-        (*this)(name, a.weights);
-        const int n_heads = a.weights.n_heads;
-        for (int t = 0; t < a.weights.n_rows / n_heads && trace != nullptr; t++) {
-            const int n_positions = a.weights.pos + t + 1;
-            Rows seen(1, n_heads * n_positions);
-            Int8Rows codes;
-            for (int h = 0; h < n_heads; h++)
-                std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(0) + h * n_positions);
-            quantize(codes, seen, n_positions, nullptr);
-            (*this)(name, codes, n_positions);
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
+// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+    double scale = 1;                // of both: YaRN's attention_factor
+
+    RopeAngles(const ModelConfig& c, int n) : cos(n, c.head_dim / 2), sin(n, c.head_dim / 2) {
+        scale = c.attention_factor;
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
+            if (c.rope_type > 0) {
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies.push_back(float(f));
         }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++)
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(scale * std::cos(angle));
+                sin.row(t)[i] = float(scale * std::sin(angle));
+            }
     }
 };
 
-#endif  // ENGINE
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
 
 // ----------------------------------------------------------------------------
 // W8A8: the arithmetic. fast_quantize and fast_matmul are the engine's forms of it
@@ -807,6 +777,7 @@ struct RunState {
 
     // A row per token of a chunk.
     int n = std::min(max_chunk, context);
+    int longest_row = std::max({c.dim, c.hidden_dim, c.q_dim()});
     Rows x{n, c.dim};       // the residual stream
     Rows normed{n, c.dim};  // normalized x
     Rows q{n, c.q_dim()};   // n_heads * head_dim
@@ -818,9 +789,9 @@ struct RunState {
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    Int8Rows xq{n, c.longest_row(), group_of(c.group_size, c.longest_row())};  // the input of products
-    RopeAngles angles{c, n};                                                   // of the chunk's positions
-    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    Int8Rows xq{n, longest_row, group_of(c.group_size, longest_row)};  // the input of products
+    RopeAngles angles{c, n};                                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};                  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
     // Keys and values of the positions; or, with --attn int8, these and the chunk's q, k and v in int8.
     bool int8_attention = options.own["--attn"] == "int8";
@@ -829,6 +800,33 @@ struct RunState {
 };
 
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
+
+// A Recorder that knows what attention in int8 makes, too: with --attn int8.
+struct AttentionRecorder : Recorder {
+    using Recorder::Recorder;
+    using Recorder::operator();
+    // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int length) const {
+        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
+        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
+    }
+    // Weights, and the same in codes: as long as a token has positions.
+    void operator()(const std::string& name, const Int8Attention& a) const {
+        (*this)(name, a.weights);
+        const int n_heads = a.weights.n_heads;
+        for (int t = 0; t < a.q.n_rows && trace != nullptr; t++) {
+            const int n_positions = a.weights.pos + t + 1;
+            Rows seen(n_heads, n_positions);
+            seen.n_rows = n_heads;
+            for (int h = 0; h < n_heads; h++)
+                std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(h));
+            Int8Rows codes;
+            quantize(codes, seen, n_positions, nullptr);
+            (*this)(name + ".q", codes.codes.data(), 1, {n_heads, n_positions});
+            (*this)(name + ".s", codes.scales.data(), 1, {n_heads, 1});
+        }
+    }
+};
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -933,7 +931,8 @@ void check_config(const ModelConfig& c) {
     if (!whole_rows && c.static_activations) fail("activations is 1 (static) with group_size 32, expected 0");
     // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
     const int multiple = whole_rows ? 4 : 32;
-    for (const auto& [name, n] : c.row_lengths()) {
+    for (const auto& [name, n] :
+         {std::pair{"dim", c.dim}, {"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}}) {
         check_value(n % multiple == 0, name, n, "not a multiple of ", multiple);
         check_value(!whole_rows || n <= max_group_size, name, n, "expected at most ", max_group_size);
     }

@@ -15,7 +15,7 @@
 #include "engine/app/model.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.h"
-#include "engine/model/tensors.h"
+#include "engine/model/model_file.h"
 #include "engine/os/threads.h"
 
 // What quantizes and multiplies where this build's kernels do.
@@ -111,7 +111,7 @@ struct CpuModel : Model {
                 cpu_memory<RunState>(m->file, options, trace != nullptr, max_chunk, n_positions), no_limit);
         };
         bytes_per_position = memory(1) - memory(0);
-        memory_bytes = m->weights.file.bytes_in_use(config) + memory(context_length(options, config));
+        memory_bytes = m->weights.file.bytes_per_token(config) + memory(context_length(options, config));
         if (trace != nullptr && !options.own.contains(mmap_option.name)) {
             // Accumulators are computed from the file, which otherwise is packed and given back.
             for (const TensorInfo& t : tensors)

@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <numbers>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +21,6 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/half.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
@@ -27,7 +28,6 @@
 #include "engine/cpu/vector.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 
@@ -64,7 +64,7 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
     const int n = n_groups(rows);
     float* scales = scratch(all_scales, size_t(x.n_rows) * size_t(n));
     int32_t* sums = scratch(all_sums, size_t(x.n_rows) * size_t(n));
-    for_each_row(x.n_rows, [&](int t) {
+    parallel_for(x.n_rows, [&](int t) {
         std::fill_n(scales + size_t(t) * size_t(n), n, x.row_scales(t)[0]);
         sum_groups(sums + size_t(t) * size_t(n), x.row_codes(t), x.n_cols, group);
     });

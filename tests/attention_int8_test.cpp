@@ -67,22 +67,23 @@ void check_chunk(const Heads& q, const Heads& k, const Heads& v, const std::vect
         std::vector<float> expected_scores, found_scores, expected_probs, found_probs;
         for (int t = 0; t < n_tokens; t++) {
             for (int h = 0; h < q.n_heads; h++) {
+                const int i = t * q.n_heads + h;
                 const int g = h / per_kv, seen = pos + t + 1;
                 const float factor = q.scale(pos + t, h) * (1.0f / std::sqrt(float(head_dim)));
                 std::vector<float> x(size_t(seen) + 31);
                 for (int p = 0; p < seen; p++) {
                     const int32_t sum = reference_accumulator(q.head(pos + t, h), k.head(p, g), head_dim);
                     expected_scores.push_back(float(sum) * (k.scale(p, g) * factor));
-                    found_scores.push_back(scores.row(t, h)[p]);
+                    found_scores.push_back(scores.row(i)[p]);
                 }
-                const float largest = *std::max_element(scores.row(t, h), scores.row(t, h) + seen);
+                const float largest = *std::max_element(scores.row(i), scores.row(i) + seen);
                 double total = 0;
-                for (int p = 0; p < seen; p++) total += std::exp(double(scores.row(t, h)[p]) - largest);
+                for (int p = 0; p < seen; p++) total += std::exp(double(scores.row(i)[p]) - largest);
                 for (int p = 0; p < seen; p++) {
-                    expected_probs.push_back(float(std::exp(double(scores.row(t, h)[p]) - largest) / total));
-                    found_probs.push_back(probs.row(t, h)[p]);
-                    x[size_t(p)] = probs.row(t, h)[p] * v.scale(p, g);
-                    CHECK(weights.row(t, h)[p] == x[size_t(p)]);
+                    expected_probs.push_back(float(std::exp(double(scores.row(i)[p]) - largest) / total));
+                    found_probs.push_back(probs.row(i)[p]);
+                    x[size_t(p)] = probs.row(i)[p] * v.scale(p, g);
+                    CHECK(weights.row(i)[p] == x[size_t(p)]);
                 }
                 std::vector<int8_t> codes(static_cast<size_t>(seen));
                 float scale;
@@ -142,7 +143,7 @@ TEST_CASE("attention in int8: sums of the largest codes over thousands of positi
         HeadScores none, weights;
         weights.wanted = true;
         attention_int8(out, none, none, weights, q, cache, 0, n - 1);
-        const float scale = weights.row(0, 0)[0] / 127;  // all weights are the same
+        const float scale = weights.row(0)[0] / 127;  // all weights are the same
         for (int d = 0; d < head_dim; d++) CHECK(out.row(0)[d] == float(127 * ends[size_t(d)] * n) * scale);
     });
 }
@@ -177,8 +178,7 @@ TEST_CASE("attention in int8: the golden vectors, of the scores") {
             const std::vector<float> expected = of("scores.scores").f32();
             std::vector<float> found(expected.size());
             for (int i = 0; i < n * n_heads; i++)
-                std::copy_n(scores.row(i / n_heads, i % n_heads), start + i / n_heads + 1,
-                            &found[size_t(i) * n_positions]);
+                std::copy_n(scores.row(i), start + i / n_heads + 1, &found[size_t(i) * n_positions]);
             CHECK(relative_error(expected, found) < 1e-6);
         });
     }

@@ -207,8 +207,8 @@ TEST_CASE("attention: scores, probabilities and the weighted sum of the golden v
                 for (int t = 0; t < n_tokens; t++) {
                     for (int head = 0; head < n_heads; head++) {
                         const int at = ((pos + t) * n_heads + head) * n;
-                        std::copy_n(scores.row(t, head), pos + t + 1, found_scores.begin() + at);
-                        std::copy_n(probs.row(t, head), pos + t + 1, found_probs.begin() + at);
+                        std::copy_n(scores.row(t * n_heads + head), pos + t + 1, found_scores.begin() + at);
+                        std::copy_n(probs.row(t * n_heads + head), pos + t + 1, found_probs.begin() + at);
                     }
                 }
                 HeadScores none;

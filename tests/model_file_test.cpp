@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/tensors.h"
 #include "engine/os/system.h"
 #include "header_offset.h"
 #include "own_folder.h"
@@ -397,7 +396,6 @@ TEST_CASE("tensors: one after another, each with its place in the file, and none
     list.next<int8_t>("of_others", {4, 10});
     list.next<int8_t>("of_nobody.assist", {7});
     CHECK(list.bytes_per_token(c) == 24 + 256 + 40);
-    CHECK(list.bytes_in_use(c) == 24 + 256 + 40);
 
     // A copy in which tensors begin at multiples of 16.
     TensorList copy(file.weights.data(), 64, 16);

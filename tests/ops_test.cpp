@@ -1,5 +1,5 @@
-// The operations between matrix products, against the golden vectors.
-#include "engine/cpu/ops.h"
+// What kernels are made of, and rows.
+#include "engine/cpu/vector.h"
 
 #include <doctest/doctest.h>
 
@@ -12,91 +12,8 @@
 #include <vector>
 
 #include "engine/cpu/attention_kernels.h"
-#include "engine/cpu/vector.h"
+#include "engine/cpu/rows.h"
 #include "golden.h"
-
-namespace {
-
-Rows rows_of(const std::vector<float>& values, int n_rows) {
-    Rows rows(n_rows, int(values.size()) / n_rows);
-    rows.values = values;
-    rows.n_rows = n_rows;
-    return rows;
-}
-
-}  // namespace
-
-TEST_CASE("rmsnorm: rows, and runs of a row") {
-    for (const auto& [name, eps] : {std::pair{"128eps1e-05", 1e-5f},
-                                    {"128eps1e-06", 1e-6f},
-                                    {"2048eps1e-05", 1e-5f},
-                                    {"2048eps1e-06", 1e-6f},
-                                    {"limits", 1e-5f}}) {
-        const std::string p = std::string("rmsnorm.") + name + ".";
-        CAPTURE(p);
-        const std::vector<float> weight = golden_ops().at(p + "weight").f32();
-        const int n_rows = golden_ops().at(p + "x").shape[0], n = int(weight.size());
-        const Rows x = rows_of(golden_ops().at(p + "x").f32(), n_rows);
-        Rows out(size_t(n_rows), n);
-        rmsnorm(out, x, weight.data(), n, eps);
-        CHECK(out.n_rows == n_rows);
-        CHECK(golden_ops().at(p + "out").f32() == out.values);  // rounded once: the same bits
-        Rows heads = rows_of(x.values, 1);                      // one token with as many heads, in place
-        rmsnorm(heads, heads, weight.data(), n, eps);
-        CHECK(heads.values == out.values);
-    }
-}
-
-TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotation") {
-    struct Case {
-        const char* name;
-        int head_dim;
-        float theta;
-        int rope_type, original_max_position;
-        float factor, low, high, attention;
-    };
-    for (const Case& k :
-         {Case{"plain", 64, 500000, 0, 0, 1, 1, 4, 1}, Case{"llama-3.2-1b", 64, 500000, 1, 8192, 32, 1, 4, 1},
-          Case{"tiny", 32, 1000000, 1, 128, 8, 1, 4, 1},
-          Case{"linear", 128, 1000000, 2, 8192, 2, 128, 129, 1},
-          Case{"yarn", 128, 1000000, 3, 32768, 4, 88, 105, float(0.1 * std::log(4.0) + 1)}}) {
-        const std::string p = std::string("rope.") + k.name + ".";
-        CAPTURE(p);
-        const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();
-        ModelConfig c;
-        c.head_dim = k.head_dim;
-        c.rope_theta = k.theta;
-        c.rope_type = k.rope_type, c.original_max_position = k.original_max_position;
-        c.rope_factor = k.factor, c.low_freq_factor = k.low, c.high_freq_factor = k.high;
-        c.attention_factor = k.attention;
-        CHECK(golden_ops().at(p + "frequencies").f32() == rope_frequencies(c));
-
-        const int n = int(positions.size()), half = k.head_dim / 2;
-        RopeAngles angles(c, n);
-        std::vector<float> cos, sin, out;
-        const std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, 2 heads, head_dim)
-        for (int i = 0; i < n; i++) {
-            angles.set_positions(positions[i], 1);
-            cos.insert(cos.end(), angles.cos.row(0), angles.cos.row(0) + half);
-            sin.insert(sin.end(), angles.sin.row(0), angles.sin.row(0) + half);
-            Rows heads = rows_of({x.begin() + i * 4 * half, x.begin() + (i + 1) * 4 * half}, 1);
-            rope(heads, angles, k.head_dim);
-            out.insert(out.end(), heads.values.begin(), heads.values.end());
-        }
-        CHECK(relative_error(golden_ops().at(p + "cos").f32(), cos) < 1e-7);
-        CHECK(relative_error(golden_ops().at(p + "sin").f32(), sin) < 1e-7);
-        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
-        // Several tokens at once are each at their own position.
-        Rows two = rows_of(std::vector<float>(4 * size_t(half), 1.0f), 2), one = rows_of(two.values, 2);
-        angles.set_positions(127, 2);
-        rope(two, angles, k.head_dim);
-        for (int t = 0; t < 2; t++) {
-            angles.set_positions(127 + t, 1);
-            rope(one.row(t), angles.cos.row(0), angles.sin.row(0), k.head_dim);
-        }
-        CHECK(two.values == one.values);
-    }
-}
 
 TEST_CASE("swiglu: gates from -87 to -1, each of which counts") {
     const std::vector<float> gate = golden_ops().at("swiglu.slope.gate").f32(),
@@ -112,13 +29,12 @@ TEST_CASE("swiglu") {
     std::vector<float> out(gate.size());
     swiglu(out.data(), gate.data(), up.data(), int(gate.size()));
     CHECK(relative_error(golden_ops().at("swiglu.out").f32(), out) < 1e-6);
-    Rows many(1, 2500), all_up(1, 2500);  // more than a thread takes at once
-    many.n_rows = all_up.n_rows = 1;
-    for (int i = 0; i < 2500; i++)
-        many.values[i] = gate[i % gate.size()], all_up.values[i] = up[i % up.size()];
-    swiglu(many, many, all_up);
-    for (int i = 0; i < 2500; i++)
-        CHECK(many.values[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
+    std::vector<float> many, all_up;  // in place, and no whole number of vectors
+    for (size_t i = 0; i < 2501; i++)
+        many.push_back(gate[i % gate.size()]), all_up.push_back(up[i % up.size()]);
+    swiglu(many.data(), many.data(), all_up.data(), 2501);
+    for (size_t i = 0; i < many.size(); i++)
+        CHECK(many[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
 }
 
 TEST_CASE("vectors: a NaN stays one, whatever its other bits, and leaves the lanes beside it alone") {
@@ -150,10 +66,10 @@ TEST_CASE("vectors: a NaN stays one, whatever its other bits, and leaves the lan
     }
 }
 
-TEST_CASE("add, and the last rows of a chunk") {
-    Rows x = rows_of({1, 2, 3, 4, 5, 6}, 3);
-    add(x, rows_of({10, 20, 30, 40, 50, 60}, 3));
-    CHECK(x.values == std::vector<float>{11, 22, 33, 44, 55, 66});
+TEST_CASE("rows: the last of a chunk, and room for more") {
+    Rows x(3, 2);
+    x.values = {11, 22, 33, 44, 55, 66};
+    x.n_rows = 3;
     x.keep_last(2);
     CHECK(x.n_rows == 2);
     CHECK(std::vector<float>(x.row(0), x.row(2)) == std::vector<float>{33, 44, 55, 66});

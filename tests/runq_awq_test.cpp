@@ -15,6 +15,7 @@
 #include "engine/app/sampler.h"
 #endif
 #include "golden.h"
+#include "rope_cases.h"
 
 namespace {
 
@@ -809,11 +810,32 @@ TEST_CASE("rotations: computed as positions are used, the same as all at once") 
     for (const int end : {1, 4096, 4097, 4000, 10000}) little.reach(end);
     const std::vector<float2> x = from_device(a), y = from_device(b);
     CHECK(std::memcmp(x.data(), y.data(), x.size() * sizeof(float2)) == 0);
-    const std::vector<float> frequencies = rope_frequencies(c);
-    const Rotation last = rotation(9999, frequencies[15]), first = rotation(0, frequencies[3]);
-    CHECK(x.back().x == last.cos);
-    CHECK(x.back().y == last.sin);
-    CHECK(x[3].x == first.cos);
+    const double last = 9999.0 * rope_frequencies(c)[15];
+    CHECK(x.back().x == float(std::cos(last)));
+    CHECK(x.back().y == float(std::sin(last)));
+    CHECK(x[3].x == 1);
+}
+
+TEST_CASE("rotations: frequencies with and without rescaling, and angles") {
+    for (const auto& [name, c] : rope_cases<ModelConfig>()) {
+        const std::string p = name;
+        CAPTURE(p);
+        CHECK(golden_ops().at(p + "frequencies").f32() == rope_frequencies(c));
+        RotationTable table(c, 4096);
+        table.reach(4096);
+        const std::vector<float2> all = from_device<float2>(table);
+        std::vector<float> cos, sin, golden_cos = golden_ops().at(p + "cos").f32(),
+                                     golden_sin = golden_ops().at(p + "sin").f32();
+        for (const int pos : golden_ops().at(p + "positions").i32()) {
+            for (int i = 0; i < c.head_dim / 2 && pos < 4096; i++) {
+                const float2 at = all[size_t(pos) * size_t(c.head_dim / 2) + size_t(i)];
+                cos.push_back(at.x), sin.push_back(at.y);
+            }
+        }
+        golden_cos.resize(cos.size()), golden_sin.resize(sin.size());  // without the last, 131071
+        CHECK(relative_error(golden_cos, cos) < 1e-7);
+        CHECK(relative_error(golden_sin, sin) < 1e-7);
+    }
 }
 #endif
 
@@ -831,9 +853,6 @@ Transformer load(const std::string& name, Trace* trace = nullptr, const char* ma
     Options options = options_of(matmul);
     options.model_path = "build/models/" + name + ".bin";
     return std::move(*load_transformer(options, trace));
-}
-std::string step_name(int layer, const std::string& name) {
-    return "layers." + std::to_string(layer) + "." + name;
 }
 // The most probable next token of a chunk.
 int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {

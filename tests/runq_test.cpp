@@ -8,6 +8,7 @@ const char* const models[] = {"tiny-llama.q8", "tiny-qwen3.q8"};
 
 #include "int8_cases.h"
 #include "program_tests.h"
+#include "rope_cases.h"
 
 namespace {
 // Row t of x times row i of w, by the plain loop.
@@ -18,7 +19,87 @@ float plain_dot(const Int8Rows& x, int t, const Q8Matrix& w, int i) {
               w.scales + size_t(i) * w.n_groups(), w.n_cols, w.group_size);
     return out;
 }
+
+Rows rows_of(const std::vector<float>& values, int n_rows) {
+    Rows rows(n_rows, int(values.size()) / n_rows);
+    rows.values = values;
+    rows.n_rows = n_rows;
+    return rows;
+}
 }  // namespace
+
+// ----------------------------------------------------------------------------
+// The operations between matrix products, against the golden vectors
+
+TEST_CASE("rmsnorm: rows, and runs of a row") {
+    for (const auto& [name, eps] : {std::pair{"128eps1e-05", 1e-5f},
+                                    {"128eps1e-06", 1e-6f},
+                                    {"2048eps1e-05", 1e-5f},
+                                    {"2048eps1e-06", 1e-6f},
+                                    {"limits", 1e-5f}}) {
+        const std::string p = std::string("rmsnorm.") + name + ".";
+        CAPTURE(p);
+        const std::vector<float> weight = golden_ops().at(p + "weight").f32();
+        const int n_rows = golden_ops().at(p + "x").shape[0], n = int(weight.size());
+        const Rows x = rows_of(golden_ops().at(p + "x").f32(), n_rows);
+        Rows out(size_t(n_rows), n);
+        rmsnorm(out, x, weight.data(), n, eps);
+        CHECK(out.n_rows == n_rows);
+        CHECK(golden_ops().at(p + "out").f32() == out.values);  // rounded once: the same bits
+        Rows heads = rows_of(x.values, 1);                      // one token with as many heads, in place
+        rmsnorm(heads, heads, weight.data(), n, eps);
+        CHECK(heads.values == out.values);
+    }
+}
+
+TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotation") {
+    for (const auto& [name, c] : rope_cases<ModelConfig>()) {
+        const std::string p = name;
+        CAPTURE(p);
+        const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();
+        const int n = int(positions.size()), half = c.head_dim / 2;
+        RopeAngles angles(c, n);
+        CHECK(golden_ops().at(p + "frequencies").f32() == angles.frequencies);
+        std::vector<float> cos, sin, out;
+        const std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, 2 heads, head_dim)
+        for (int i = 0; i < n; i++) {
+            angles.set_positions(positions[i], 1);
+            cos.insert(cos.end(), angles.cos.row(0), angles.cos.row(0) + half);
+            sin.insert(sin.end(), angles.sin.row(0), angles.sin.row(0) + half);
+            Rows heads = rows_of({x.begin() + i * 4 * half, x.begin() + (i + 1) * 4 * half}, 1);
+            rope(heads, angles, c.head_dim);
+            out.insert(out.end(), heads.values.begin(), heads.values.end());
+        }
+        CHECK(relative_error(golden_ops().at(p + "cos").f32(), cos) < 1e-7);
+        CHECK(relative_error(golden_ops().at(p + "sin").f32(), sin) < 1e-7);
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
+        // Several tokens at once are each at their own position.
+        Rows two = rows_of(std::vector<float>(4 * size_t(half), 1.0f), 2), one = rows_of(two.values, 2);
+        angles.set_positions(127, 2);
+        rope(two, angles, c.head_dim);
+        for (int t = 0; t < 2; t++) {
+            angles.set_positions(127 + t, 1);
+            rope(one.row(t), angles.cos.row(0), angles.sin.row(0), c.head_dim);
+        }
+        CHECK(two.values == one.values);
+    }
+}
+
+TEST_CASE("swiglu and add: all rows") {
+    const std::vector<float> gate = golden_ops().at("swiglu.gate").f32(),
+                             up = golden_ops().at("swiglu.up").f32(),
+                             out = golden_ops().at("swiglu.out").f32();
+    Rows many(1, 2500), all_up(1, 2500);  // more than a thread takes at once
+    many.n_rows = all_up.n_rows = 1;
+    for (size_t i = 0; i < 2500; i++)
+        many.values[i] = gate[i % gate.size()], all_up.values[i] = up[i % up.size()];
+    swiglu(many, many, all_up);
+    for (size_t i = 0; i < 2500; i++)
+        CHECK(many.values[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
+    Rows x = rows_of({1, 2, 3, 4, 5, 6}, 3);
+    add(x, rows_of({10, 20, 30, 40, 50, 60}, 3));
+    CHECK(x.values == std::vector<float>{11, 22, 33, 44, 55, 66});
+}
 
 // ----------------------------------------------------------------------------
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops

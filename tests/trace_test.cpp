@@ -17,7 +17,14 @@
 
 namespace {
 const std::string folder = own_folder().string() + "/trace/";
-}
+
+// As a device's fp16.
+struct DeviceHalf : Half {
+    explicit operator float() const { return to_float(*this); }
+};
+}  // namespace
+template <>
+inline constexpr const char* tensor_type<DeviceHalf> = "F16";
 
 TEST_CASE("trace: values of several calls are joined along the tokens, and widening rows are padded") {
     std::filesystem::create_directories(folder);
@@ -193,9 +200,8 @@ TEST_CASE("recorder: names, shapes, quantized rows and what each token sees") {
 
 TEST_CASE("trace: the first step that is not finite, and the first position at which it is not") {
     const float inf = std::numeric_limits<float>::infinity();
-    const auto bits = [](float x) { return to_half(x).bits; };
     const std::vector<float> good(6, 1.0f), late{1, 1, 1, 1, inf, 1}, early{1, -inf, inf, 1, 1, 1};
-    const std::vector<uint16_t> half{bits(1), bits(65504), bits(65520), bits(-70000)};
+    const std::vector<DeviceHalf> half{{to_half(1)}, {to_half(65504)}, {to_half(65520)}, {to_half(-70000)}};
     const std::vector<int8_t> codes(6, -128);
     Trace trace;
     trace.find_not_finite(10);

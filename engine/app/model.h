@@ -25,7 +25,6 @@
 #include "engine/cpu/kv_cache.h"
 #include "engine/model/config.h"
 #include "engine/model/model_file.h"
-#include "engine/model/tensors.h"
 #include "engine/os/memory.h"
 #include "engine/os/system.h"
 

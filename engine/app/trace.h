@@ -22,11 +22,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
-#include "engine/cpu/half.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
@@ -97,7 +95,7 @@ class Trace {
 
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
-    // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
+    // int8_t, uint8_t, int32_t, or a type of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         const bool of_all =
@@ -112,7 +110,7 @@ class Trace {
         }
         if (finds_) return find(step, values, n_tokens, n_values);
         Tensor& t = tensors_[step];
-        t.type = std::is_same_v<T, uint16_t> ? "F16" : tensor_type<T>;
+        t.type = tensor_type<T>;
         t.shape = shape;
         for (size_t i = 0; i < n_tokens; i++) {
             const auto position = int32_t(t.n_seen++);
@@ -186,16 +184,11 @@ class Trace {
         if (not_finite_) return;
         size_t& n_seen = tensors_[step].n_seen;
         const T* end = values + n_tokens * n;
-        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(number(x)); });
+        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(float(x)); });
         if (found != end)
-            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, number(*found),
-                           std::is_same_v<T, uint16_t>};
+            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, float(*found),
+                           std::string_view(tensor_type<T>) == "F16"};
         n_seen += n_tokens;
-    }
-    static float number(uint16_t bits) { return to_float(Half{bits}); }
-    template <class T>
-    static float number(T x) {
-        return float(x);
     }
 
     size_t first_position_;
@@ -209,17 +202,17 @@ class Trace {
 // Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
 //
 //     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
-class Recorder {
-  public:
-    Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
+struct Recorder {
+    Trace* trace;
+    int layer;
 
-    explicit operator bool() const { return trace_ != nullptr; }
+    Recorder(Trace* t, int l) : trace(t), layer(l) {}
 
     // n_tokens values of the given shape, as Trace::add() has it.
     template <class T>
     void operator()(std::string_view name, const T* values, int n_tokens,
                     std::initializer_list<int> shape) const {
-        if (trace_ != nullptr) trace_->add(step_name(layer_, name), values, size_t(n_tokens), shape);
+        if (trace != nullptr) trace->add(step_name(layer, name), values, size_t(n_tokens), shape);
     }
     // (n_tokens, n_cols)
     void operator()(std::string_view name, const Rows& x) const {
@@ -231,7 +224,7 @@ class Recorder {
     }
     // Quantized activations: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups).
     void operator()(std::string_view name, const Int8Rows& x) const {
-        if (trace_ == nullptr) return;
+        if (trace == nullptr) return;
         (*this)(std::string(name) + ".q", x.codes.data(), x.n_rows, {x.n_cols});
         (*this)(std::string(name) + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
     }
@@ -240,12 +233,12 @@ class Recorder {
     template <class Matrix>
     void operator()(std::string_view name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
-        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        if (trace == nullptr || layer != accumulator_layer) return;
         const std::string step = std::string(name) + ".acc";
         const QuantMatrix matrix = view_of(w);
         std::vector<int8_t> codes(size_t(x.n_cols));
         for (int t = 0; t < x.n_rows; t++) {
-            const bool is_kept = trace_->keeps_next(step_name(layer_, step));
+            const bool is_kept = trace->keeps_next(step_name(layer, step));
             std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(x.n_groups()));
             int32_t* sum = sums.data();
             for (int i = 0; i < matrix.n_rows && is_kept; i++) {
@@ -258,24 +251,13 @@ class Recorder {
         }
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
-    void operator()(std::string_view name, const HeadScores& x) const { seen(name, x, x.values.data()); }
-
-  protected:
-    // The same of `values`, which lie as those of x do.
-    template <class T>
-    void seen(std::string_view name, const HeadScores& x, const T* values) const {
-        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+    void operator()(std::string_view name, const HeadScores& x) const {
+        for (int t = 0; t < x.n_tokens && trace != nullptr; t++) {
             const int n_positions = x.pos + t + 1;
-            std::vector<T> of_token;
-            for (int h = 0; h < x.n_heads; h++) {
-                const T* row = values + x.at(t, h);
-                of_token.insert(of_token.end(), row, row + n_positions);
-            }
-            (*this)(name, of_token.data(), 1, {x.n_heads, n_positions});
+            std::vector<float> seen;
+            for (int i = t * x.n_heads; i < (t + 1) * x.n_heads; i++)
+                seen.insert(seen.end(), x.row(i), x.row(i) + n_positions);
+            (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
         }
     }
-
-  private:
-    Trace* trace_;
-    int layer_;
 };

@@ -124,7 +124,7 @@ class Backend : public OtherKernels {
             from = to;
         }
         check("quantize", api_->quantize(context_, &rows_, from));
-        const auto keep_all_nan = [&] { for_each_row(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); }); };
+        const auto keep_all_nan = [&] { parallel_for(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); }); };
         if (api_->host_memory != 0) return keep_all_nan();
         if (!all_finite(x.row(0), n_codes)) {
             const size_t n_bytes = n_groups * sizeof(float);

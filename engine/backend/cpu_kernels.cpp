@@ -63,7 +63,7 @@ int32_t cpu_load(void* context, const QuantGemmMatrix* w, int32_t in_place, void
 
 int32_t cpu_quantize(void*, const QuantGemmRows* rows, const float* x) noexcept {
     const int n = rows->n_cols, size = rows->group_size, groups = n / size;
-    for_each_row(rows->n_rows, [&](int t) {
+    parallel_for(rows->n_rows, [&](int t) {
         int8_t* codes = rows->codes + size_t(t) * n;
         float* scales = rows->scales + size_t(t) * groups;
         int32_t* sums = rows->sums + size_t(t) * groups;

@@ -33,7 +33,7 @@ void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, 
         for (int r = 0; r < n_rows; r++) {
             q_rows[r] = q.row(token_of(r)) + head_of(r) * head_dim;
             out_rows[r] = out.row(token_of(r)) + head_of(r) * head_dim;
-            score_rows[r] = scores.row(token_of(r), head_of(r));
+            score_rows[r] = scores.row(token_of(r) * n_heads + head_of(r));
             kv_len[r] = pos + token_of(r) + 1;
         }
         static thread_local std::vector<float> buffer;
@@ -43,6 +43,7 @@ void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, 
                                      scores.wanted ? score_rows : nullptr);
         });
         for (int r = 0; r < n_rows && probs.wanted; r++)
-            std::copy_n(all_probs + size_t(r) * width, kv_len[r], probs.row(token_of(r), head_of(r)));
+            std::copy_n(all_probs + size_t(r) * width, kv_len[r],
+                        probs.row(token_of(r) * n_heads + head_of(r)));
     });
 }

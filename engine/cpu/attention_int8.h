@@ -293,9 +293,9 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
         for (int r = 0; r < n_rows; r++) {
             float* row = rows + r * width;
             const int seen = seen_by(r), end = (n_positions + 31) / 32 * 32;
-            if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r), head_of(r)));
+            if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r) * n_heads + head_of(r)));
             softmax(row, seen);
-            if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r), head_of(r)));
+            if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r) * n_heads + head_of(r)));
             float total = 0;  // not finite if a weight is not, which its code cannot say
             for (int p = 0; p < seen; p += Cache::page) {
                 const float* value_scales = cache.value_scales(layer, kv, p);
@@ -307,7 +307,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             int8_t* row_codes = codes + r * width;
             quantize_groups(row_codes, &weighing.scale[r], &weighing.sum[r], row, end, end);
             if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
-            if (weights.wanted) std::copy_n(row, seen, weights.row(token_of(r), head_of(r)));
+            if (weights.wanted) std::copy_n(row, seen, weights.row(token_of(r) * n_heads + head_of(r)));
         }
 
         // The weighted sum of the values, a page at a time.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "engine/os/memory.h"
-#include "engine/os/threads.h"
 
 // Gives a buffer that stays from call to call more room. Happens once in a run: no part of the loops that
 // ask.
@@ -47,14 +46,6 @@ struct Rows {
     }
 };
 
-// Calls f(i) for each i below n, in all threads. One call needs no others: in decode, where every step has
-// one row, meeting would cost more than many of the steps.
-template <class F>
-inline void for_each_row(int n, F f) {
-    if (n == 1) return f(0);
-    parallel_for(n, f);
-}
-
 // One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
 // program's own type, (n_rows, n_cols).
 template <class Matrix>
@@ -87,8 +78,7 @@ struct HeadScores {
         if (values.capacity() < n) values = {};  // first, so that there are never two of them
         values.assign(n, 0.0f);
     }
-    // Those of query head `head` of token `token`; null if not wanted.
-    float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }
-    const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
-    size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
+    // Row token * n_heads + head; null if not wanted.
+    float* row(int i) { return wanted ? values.data() + size_t(i) * width : nullptr; }
+    const float* row(int i) const { return wanted ? values.data() + size_t(i) * width : nullptr; }
 };

@@ -131,3 +131,13 @@ inline float fused_multiply_add(float a, float b, float c) {
     return std::fma(a, b, c);
 #endif
 }
+
+// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202)
+inline void swiglu(float* out, const float* gate, const float* up, int n) {
+    int i = 0;
+    for (; i + vector_lanes <= n; i += vector_lanes) {
+        const Floats z = load(gate + i);
+        store(out + i, z / (1.0f + exp(-z)) * load(up + i));
+    }
+    for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}

@@ -8,15 +8,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numbers>
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,7 +26,6 @@
 #include "engine/model/config.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
 #include "simt/ptx.h"
 
 // HAVE_CUBLAS says whether there is one: it comes with CUDA, -DNO_CUBLAS leaves it out, and the emulator has
@@ -43,6 +40,27 @@
 
 template <>
 inline constexpr const char* tensor_type<half> = "F16";
+
+// RoPE (Su et al. 2021, arXiv 2104.09864): radians per position of each pair, theta^(-2i / head_dim),
+// (head_dim / 2,) fp32. A rescaling divides the frequencies of long wavelengths by `factor`, leaves short
+// wavelengths alone and blends in between, over turns (Llama 3.1 and later) or over pairs (YaRN, Peng et al.
+// 2023, arXiv 2309.00071; linear, which divides all).
+inline std::vector<float> rope_frequencies(const ModelConfig& c) {
+    std::vector<float> all(size_t(c.head_dim) / 2);
+    for (size_t i = 0; i < all.size(); i++) {
+        double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
+        if (c.rope_type > 0) {
+            // Turns within the context that the model was first trained on.
+            const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+            const double x = c.rope_type == 1 ? turns : c.head_dim - double(i);
+            const double low = c.low_freq_factor, high = c.high_freq_factor;
+            const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
+            f = (1 - smooth) * f / c.rope_factor + smooth * f;
+        }
+        all[i] = float(f);
+    }
+    return all;
+}
 
 // cos and sin of every position and pair, (context, head_dim / 2), on the device. They are computed as a run
 // comes to its positions, some thousand at a time: those of a long context would take seconds.
@@ -64,8 +82,9 @@ class RotationTable {
         rows.reserve(size_t(n_ready_ - first) * frequencies_.size());
         for (int pos = first; pos < n_ready_; pos++) {
             for (const float frequency : frequencies_) {
-                const Rotation r = rotation(pos, frequency, attention_factor_);
-                rows.push_back(make_float2(r.cos, r.sin));
+                const double angle = double(pos) * frequency;  // in fp64, rounded once
+                rows.push_back(make_float2(float(attention_factor_ * std::cos(angle)),
+                                           float(attention_factor_ * std::sin(angle))));
             }
         }
         table_.upload(rows.data(), rows.size(), size_t(first) * frequencies_.size());
@@ -75,7 +94,7 @@ class RotationTable {
   private:
     int context_, n_ready_ = 0;       // positions
     std::vector<float> frequencies_;  // (head_dim / 2,)
-    float attention_factor_;
+    double attention_factor_;         // YaRN's, of both
     DeviceBuffer<float2> table_;
 };
 
@@ -321,12 +340,3 @@ struct DeviceTransformerOf {
     uint64_t memory_bytes = 0;  // of the host that a run takes, with the file's weights
     Graphs graphs{};            // by the arguments of run_step()
 };
-
-// n_tokens values of a step, each of the given shape, into a trace; fp16 as fp16.
-template <class T>
-void add_step(Trace& trace, int layer, std::string_view name, const std::vector<T>& values, int n_tokens,
-              std::initializer_list<int> shape) {
-    using Number = std::conditional_t<std::is_same_v<T, half>, uint16_t, T>;  // a half is 16 bits and no more
-    trace.add(step_name(layer, name), reinterpret_cast<const Number*>(values.data()), size_t(n_tokens),
-              shape);
-}

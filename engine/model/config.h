@@ -1,15 +1,8 @@
-// The numbers of a model, as its header has them, the types of its tensors, and the angles of its rotary
-// position embeddings.
+// The numbers of a model, as its header has them, and the types of its tensors.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <numbers>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
@@ -54,13 +47,6 @@ struct ModelConfig {
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
     int heads_per_kv() const { return n_heads / n_kv_heads; }
-
-    // How long the rows of the layers' matrices are, by name.
-    std::array<std::pair<const char*, int>, 3> row_lengths() const {
-        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
-    }
-
-    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
 };
 
 // The safetensors name of a type; uint32_t is eight 4-bit codes. engine/gpu/program.cuh adds half,
@@ -71,34 +57,3 @@ constexpr const char* tensor_type = std::is_same_v<T, float>                    
                                     : std::is_same_v<T, uint8_t>                                ? "U8"
                                     : std::is_same_v<T, int32_t> || std::is_same_v<T, uint32_t> ? "I32"
                                                                                                 : nullptr;
-
-// RoPE (Su et al. 2021, arXiv 2104.09864), whose rotating is each program's, or engine/cpu/ops.h's.
-// Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,) fp32. A rescaling divides the
-// frequencies of long wavelengths by `factor`, leaves short wavelengths alone and blends in between, over
-// turns (Llama 3.1 and later) or over pairs (YaRN, Peng et al. 2023, arXiv 2309.00071; linear, which divides
-// all).
-inline std::vector<float> rope_frequencies(const ModelConfig& c) {
-    std::vector<float> freq(size_t(c.head_dim) / 2);
-    for (size_t i = 0; i < freq.size(); i++) {
-        double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
-        if (c.rope_type > 0) {
-            // Turns within the context that the model was first trained on.
-            const double turns = c.original_max_position * f / (2 * std::numbers::pi);
-            const double x = c.rope_type == 1 ? turns : c.head_dim - double(i);
-            const double low = c.low_freq_factor, high = c.high_freq_factor;
-            const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-            f = (1 - smooth) * f / c.rope_factor + smooth * f;
-        }
-        freq[i] = float(f);
-    }
-    return freq;
-}
-
-// cos and sin of the angle of a pair at a position, times YaRN's factor, computed in fp64 and rounded once.
-struct Rotation {
-    float cos, sin;
-};
-inline Rotation rotation(int pos, float frequency, double attention_factor = 1) {
-    const double angle = double(pos) * frequency;
-    return {float(attention_factor * std::cos(angle)), float(attention_factor * std::sin(angle))};
-}

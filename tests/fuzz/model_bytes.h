@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "engine/model/model_file.h"
-#include "engine/model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/program.h"
 #include "tests/header_offset.h"
