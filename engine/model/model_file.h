@@ -189,7 +189,7 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
 
 // Reads and checks the header, everything but the length of the weights. The limits are far above any model
 // of these families, and low enough that no product of fields that the loaders form overflows 64 bits:
-// n_layers * dim * hidden_dim * 4 < 2^56.
+// n_layers * dim * hidden_dim * 4 <= 2^56.
 template <class Config>
 Config read_header(const std::string& path, std::span<const std::byte> file,
                    const FileFormat<Config>& format) {
