@@ -106,10 +106,12 @@ build/packages-hip build/packages-opencl: build/packages-%: build/packages
 EMULATED_FLAGS = $(filter-out -march=%,$(SIMT_FLAGS)) -march=$(ARCH) $(filter-out $(CXXFLAGS_ALL),$(BACKEND_FLAGS)) $(BACKEND_LINK)
 $(call BACKEND_PATH,emulated): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
-	$(CXX) $(EMULATED_FLAGS) $(DEPS) -x c++ $< -o $@
+	$(call compiled,$(EMULATED_FLAGS) -x c++)
+	$(CXX) $(EMULATED_FLAGS) $@.o -o $@
 $(call BACKEND_PATH,emulated64): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
-	$(CXX) $(EMULATED_FLAGS) -DSIMT_WARP_SIZE=64 $(DEPS) -x c++ $< -o $@
+	$(call compiled,$(EMULATED_FLAGS) -DSIMT_WARP_SIZE=64 -x c++)
+	$(CXX) $(EMULATED_FLAGS) $@.o -o $@
 
 $(OBJECTS)/flags: FORCE | build/packages
 	@mkdir -p $(@D)

@@ -11,7 +11,8 @@ bench: $(BENCH_PROGRAM) build/limits $(VENV_READY)
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 
 build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS)
+	$(call compiled,$(CXXFLAGS_ALL) $(HARDENING))
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $@.o $(LIBRARY_O) -o $@ $(LIBS)
 
 # A program of the folder TREE, of this version or another, as a library OUT: bench/versions.py asks for it.
 version-library: build/packages

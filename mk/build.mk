@@ -60,6 +60,9 @@ $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) -c $< -o $@
 
+# A program in two steps, of which a compiler's cache can keep the first: $(call compiled,FLAGS) makes $@.o of $<.
+compiled = $(CXX) $1 $(DEPS) -c $< -o $@.o
+
 $(PROGRAMS): %: build/lib/%.o $(LIBRARY_O)
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) build/lib/$*.o $(LIBRARY_O) -o $@ $(LIBS)
 
@@ -77,7 +80,8 @@ $(CUDA_PROGRAMS): %: %.cu $(LIBRARY_O) build/flags build/packages
 ifeq ($(CUDA),1)
 	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS) $(CUBLAS)
 else
-	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ $< -x none $(LIBRARY_O) -o $@ $(LIBS)
+	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ -c $< -o build/lib/$@.o
+	$(CXX) $(SIMT_FLAGS) $(HARDENING) build/lib/$@.o $(LIBRARY_O) -o $@ $(LIBS)
 endif
 
 # Another compiler or other flags than last time: build again. Here and now, without what single targets add.
@@ -135,15 +139,19 @@ PLAIN_FLAGS  = -std=c++20 -O3 $(MARCH) $(OPENMP) $(WARNINGS) $(if $(filter 0,$(T
 PLAIN_LIBS  := $(filter-out -ledit,$(LIBS))
 $(PLAIN_PROGRAMS:%=build/plain/%): build/plain/%: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_FLAGS) $(DEPS) $< -o $@ $(PLAIN_LIBS)
+	$(call compiled,$(PLAIN_FLAGS))
+	$(CXX) $(PLAIN_FLAGS) $@.o -o $@ $(PLAIN_LIBS)
+PLAIN_ASAN = $(PLAIN_FLAGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 $(PLAIN_PROGRAMS:%=build/plain-asan/%): build/plain-asan/%: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_FLAGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS $(DEPS) $< -o $@ $(PLAIN_LIBS)
+	$(call compiled,$(PLAIN_ASAN))
+	$(CXX) $(PLAIN_ASAN) $@.o -o $@ $(PLAIN_LIBS)
 
 PLAIN_SIMT = $(PLAIN_FLAGS) -fno-strict-aliasing -Wno-unknown-pragmas
 $(PLAIN_CUDA:%=build/plain/%): build/plain/%: %.cu build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_SIMT) $(DEPS) -x c++ $< -o $@ $(PLAIN_LIBS)
+	$(call compiled,$(PLAIN_SIMT) -x c++)
+	$(CXX) $(PLAIN_SIMT) $@.o -o $@ $(PLAIN_LIBS)
 
 # The tests of a program once more, on its plain form.
 $(PLAIN_CUDA:%=build/plain/%_test.o): build/plain/%_test.o: tests/%_test.cpp build/flags build/packages-test

@@ -75,15 +75,17 @@ REPLAY_LIBRARY_O := $(LIBRARY:%.cpp=build/fuzz/replay_lib/%.o)
 $(REPLAY_LIBRARY_O): build/fuzz/replay_lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -c $< -o $@
-replay_link = $(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -DLIBRARY_IS_LINKED $1 $< $(REPLAY_LIBRARY_O) -o $@ $(LIBS)
+define replay
+@mkdir -p $(@D)
+$(call compiled,$(SIMT_FLAGS) $(ASAN) -DLIBRARY_IS_LINKED $1)
+$(CXX) $(SIMT_FLAGS) $(ASAN) $@.o $(REPLAY_LIBRARY_O) -o $@ $(LIBS)
+endef
 build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
-	@mkdir -p $(@D)
-	$(call replay_link)
+	$(call replay)
 # The two harnesses of a program, and those of its file alone.
 replayed = -DPROGRAM='"$(call source_of,$*)"' $(if $(filter $*,$(PLAIN_PROGRAMS)),-DWITH_PLAIN)
 build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
-	@mkdir -p $(@D)
-	$(call replay_link,$(replayed))
+	$(call replay,$(replayed))
 
 # The replays once more, with counters of what is executed.
 COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing $(ENGINE) -I. -w \

@@ -71,7 +71,8 @@ $(CHECKED_TESTS:%=build/%): %: build/main.o build/checks.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -o $@ $(LIBS)
 
 build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
+	$(call compiled,$(CXXFLAGS_ALL))
+	$(CXX) $(CXXFLAGS_ALL) $@.o -o $@ $(LIBS)
 
 # Compares the numpy reference with transformers itself, what --hf-out writes with the libraries that load it, and model
 # files of what llmcompressor writes with the same libraries. Needs torch, transformers, compressed-tensors, ml_dtypes
