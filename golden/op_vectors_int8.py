@@ -47,7 +47,7 @@ def near_ties(inv: np.float32, n: int, rng: np.random.Generator) -> np.ndarray:
     """
     halves = (rng.integers(0, 126, n) + 0.5) * rng.choice([-1, 1], n)
     x = (halves / F64(inv)).astype(F32)
-    for _ in range(n):  # one step of fp32 up or down, none for a third of them
+    for _ in range(n):  # in all mostly none or one step of fp32, up or down
         x = np.where(rng.integers(0, 3 * n, n) < 2, np.nextafter(x, x * rng.choice([-2, 2], n).astype(F32)), x)
     return x
 

@@ -132,7 +132,7 @@ def add_late_positions(vectors: OpVectors, rng: np.random.Generator) -> None:
     probs = ((np.arange(2 * 4 * 40).reshape(2, 4, 40) * 7 % 127) + 0.5) / 512
     probs[..., 11] = 127 / 512
     probs[0, ..., 39] = 0
-    near = np.abs(near_ties(F32(127) / F32(0.3), 2 * 4 * 40, rng).reshape(2, 4, 40))  # and one step of fp32 beside it
+    near = np.abs(near_ties(F32(127) / F32(0.3), 2 * 4 * 40, rng).reshape(2, 4, 40))  # and some steps of fp32 beside it
     near[..., 11], near[0, ..., 39] = 0.3, 0
     codes = rng.integers(-127, 128, (40, 2, 8)).astype(np.int8)
     for name, x in (("halves", probs), ("ties", near)):
@@ -173,7 +173,7 @@ def halves_of_head(head_dim: int) -> np.ndarray:
 
 
 def near_ties_of_head(head_dim: int, rng: np.random.Generator) -> np.ndarray:
-    """At most a step of fp32 from the middle of two codes; the quotient by the scale rounds to another code."""
+    """Within a few steps of fp32 of the middle of two codes; the quotient by the scale rounds to another code."""
     inv, scale = F32(127) / F32(3), F32(3) / F32(127)
     while True:
         x = np.where(np.arange(head_dim) == 2, F32(3), near_ties(inv, head_dim, rng))
