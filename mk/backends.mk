@@ -103,7 +103,7 @@ build/packages-hip build/packages-opencl: build/packages-%: build/packages
 	@touch $@
 
 # For tests: the source of the GPUs' back ends on a CPU, with warps of 32 and of 64 threads.
-EMULATED_FLAGS = $(filter-out -march=%,$(SIMT_FLAGS)) -march=$(ARCH) $(filter-out $(CXXFLAGS_ALL),$(BACKEND_FLAGS)) $(BACKEND_LINK)
+EMULATED_FLAGS = $(filter-out -march=%,$(SIMT_FLAGS)) $(ISA_portable) $(filter-out $(CXXFLAGS_ALL),$(BACKEND_FLAGS)) $(BACKEND_LINK)
 $(call BACKEND_PATH,emulated): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
 	$(call compiled,$(EMULATED_FLAGS) -x c++)
