@@ -114,6 +114,8 @@ def codes_of(scheme: FileScheme, name: str, n_in: int) -> Codes | None:
         return Codes(form.bits, form.group or n_in, zeros, lambda: scheme.stored(name)[1:3])
     if isinstance(scheme, MoE) and scheme.layout.is_uniform:
         return expert_codes(scheme, name, n_in)
+    if not hasattr(scheme, "matrix"):  # weights are stored as they are
+        return None
     m = scheme.matrix(name)
     return Codes(8, n_in // m.scales.shape[1], 0, lambda: (m.codes, m.scales))
 
@@ -173,7 +175,7 @@ def dense(scheme: FileScheme, name: str) -> np.ndarray:
             scales = found.scales.reshape(*found.codes.shape[:2], -1, 1)
             values = (found.codes.reshape(*scales.shape[:3], -1) * scales).reshape(found.codes.shape)
         return values.reshape(-1, values.shape[-1])
-    if isinstance(scheme, AWQ) and not name.startswith("layers."):
+    if not hasattr(scheme, "dense") or (isinstance(scheme, AWQ) and not name.startswith("layers.")):
         return scheme.vector(name)
     weight = scheme.dense(name)
     if isinstance(scheme, GPTQ) and is_gathered(scheme, name):

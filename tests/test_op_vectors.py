@@ -1,6 +1,7 @@
 """How ports are judged: op vectors that catch each known mistake, parts of traces, and perplexity."""
 
 import json
+import re
 from functools import partial
 
 import ml_dtypes
@@ -70,6 +71,12 @@ def outputs_of(port):
         parameters = {name: value for name, value in about.items() if name not in ("op", "inputs", "outputs")}
         found |= {f"{case}.{name}": value for name, value in port[about["op"]](**inputs, **parameters).items()}
     return found
+
+
+def test_the_contract_has_a_row_for_each_case():
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"`(\w+)", page.split("\n| cases | |\n")[1].split("\n\n")[0])
+    assert not {case.split(".")[0] for case in CASES} - set(rows)
 
 
 def failures(port):

@@ -21,8 +21,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFReader
 
+from formats.checkpoint import Checkpoint
 from tests.helpers import DATA, ROOT, TINY
 from tests.pages import tracked_files
 from tests.test_docs import Block, blocks, sourced
@@ -219,6 +222,15 @@ def test_the_program_generates_what_the_reference_does(made, name):
         n = min(N_NEW, determined(golden))
         assert n > 0
         assert [int(i) for i in printed.split(",")][:n] == golden["new_ids"][:n]
+
+
+def test_a_gguf_file_has_the_weights_in_fp16(tree, tmp_path):
+    model, gguf = tree / "models" / "tiny-qwen3", tmp_path / "f32.gguf"
+    run(tree, sys.executable, "-m", "export", "f32", model, tmp_path / "f32.bin", "--gguf-out", gguf, "--quiet")
+    stored = {tensor.name: tensor.data for tensor in GGUFReader(gguf).tensors}
+    for name, hf_name in (("token_embd", "embed_tokens"), ("blk.1.ffn_down", "layers.1.mlp.down_proj")):
+        weight = Checkpoint(model).tensor(f"model.{hf_name}.weight")
+        np.testing.assert_array_equal(stored[f"{name}.weight"], weight.astype(np.float16))
 
 
 def test_the_tests_of_the_program_pass(made):
