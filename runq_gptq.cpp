@@ -17,6 +17,7 @@
 // ENGINE: the same names, faster, and what is left out here, such as products on another device (--backend).
 
 #ifdef ENGINE
+#include "engine/cpu/expand_rows.h"
 #include "engine/program.h"
 #else
 

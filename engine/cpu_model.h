@@ -2,7 +2,6 @@
 // program's own names: Transformer, RunState, forward, file_format, max_chunk, program_name and scheme_text.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,8 +12,8 @@
 #include <vector>
 
 #include "engine/app/model.h"
-#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matrix.h"
 #include "engine/model/model_file.h"
 #include "engine/os/threads.h"
 
@@ -30,26 +29,6 @@ const char* kernel_name(const T& m) {
         return int8_kernel_name(group > 0 ? group : m.file.config.dim);
     }
     return "portable";
-}
-
-// Looks through all masks in one loop: threads do not meet between one and the next. Of the first that does
-// not keep two of each four columns, the program's own check_mask() says why.
-template <class Weights>
-void check_masks(const Weights& w) {
-    std::vector<TensorInfo> masks;
-    for (const TensorInfo& t : w.file.all())
-        if (t.name.ends_with(".mask")) masks.push_back(t);
-    const auto n_rows = [](const TensorInfo& t) { return int64_t(t.n_bytes) / t.shape.back(); };
-    const auto rows = [&](const TensorInfo& t, int64_t i) {
-        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape.back();
-    };
-    std::atomic<bool> good = true;
-    parallel_lists(masks, n_rows, [&](const TensorInfo& t, int64_t begin, int64_t end) {
-        if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape.back()))) good = false;
-    });
-    if (good) return;
-    for (const TensorInfo& t : masks)
-        Weights::check_mask(t.name, rows(t, 0), int(n_rows(t)), 8 * t.shape.back());
 }
 
 // Opens the model file and allocates a run's memory. Throws std::runtime_error with one line that names the
@@ -74,8 +53,8 @@ std::unique_ptr<T> load_transformer(const Options& options, Trace* trace, bool p
         OwnWeights weights{TensorList(file), file.config};
         RunState state{file.config, options, context, traced};
         auto m = std::make_unique<T>(T{std::move(file), std::move(weights), std::move(state), trace});
-        if constexpr (requires { &OwnWeights::check_mask; })  // reads tensors: --info has no use for that
-            if (!options.info) check_masks(m->weights);
+        if constexpr (requires { &OwnWeights::check_mask; })     // reads tensors: --info has no use for that
+            if (!options.info) check_masks(m->weights);          // expand_rows.h
         if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
         if constexpr (requires { multiplied(m->weights)[0]->packed; })

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "engine/cpu/expand_rows.h"
 #include "engine/os/files.h"
 #include "engine/os/system.h"
 #include "engine/program.h"

@@ -16,7 +16,7 @@ build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build
 
 # A program of the folder TREE, of this version or another, as a library OUT: bench/versions.py asks for it.
 version-library: build/packages
-	$(CXX) $(filter-out -I. $(WARNINGS),$(CXXFLAGS_ALL)) $(HARDENING) -w -I$(TREE) -DPROGRAM='"$(PROGRAM).cpp"' \
+	$(CXX) $(filter-out -I. $(WARNINGS),$(CXXFLAGS_ALL)) $(HARDENING) -w -I$(TREE) $(if $(filter $(INT8_PROGRAMS),$(PROGRAM)),-DINT8_ALONE) -DPROGRAM='"$(PROGRAM).cpp"' \
 	    -fPIC -shared -fvisibility=hidden $(if $(findstring clang,$(CXX)),,-fno-gnu-unique) -Wl,-Bsymbolic bench/in_process.cpp \
 	    $(wildcard $(TREE)/engine/cpu/*.cpp) -o $(OUT) $(LIBS)
 .PHONY: version-library
@@ -30,7 +30,7 @@ build/ladder/attend.cpp: runq.cpp
 	    sed -n '/^\/\/ lift softmax$$/,/^}/p; /^\/\/ lift attend$$/,/^}/p' $< | sed 's/^inline //' && echo '}'; } > $@
 build/ladder/attend.o: build/ladder/attend.cpp build/flags build/packages
 	$(CXX) $(PLAIN_FLAGS) -c $< -o $@
-build/ladder/runq: bench/plain_attention.cpp build/ladder/attend.o build/lib/runq.o $(filter-out %/attention.o,$(LIBRARY_O)) build/flags
+build/ladder/runq: bench/plain_attention.cpp build/ladder/attend.o build/lib/runq.o $(filter-out %/attention.o,$(INT8_LIBRARY)) build/flags
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $(filter %.cpp %.o,$^) -o $@ $(LIBS)
 ladder: $(LADDER) $(VENV_READY)
 	$(PY) -m bench.ladder $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(ROUNDS),--rounds $(ROUNDS))

@@ -55,6 +55,12 @@ DEPS_FOLDER := $(shell mkdir -p build/deps)
 # What every program needs and takes long to compile is compiled once; all else of engine/ is headers.
 LIBRARY   := engine/app/cli.cpp engine/app/line_editor.cpp engine/cpu/attention.cpp engine/cpu/quant_matmul.cpp
 LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
+# Products with matrices of few bits take longest to compile; these programs have none.
+INT8_PROGRAMS := runq runq_w8a8
+INT8_LIBRARY  := $(LIBRARY_O:%/quant_matmul.o=%/int8_matmul.o)
+build/lib/engine/cpu/int8_matmul.o: engine/cpu/quant_matmul.cpp build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) -DINT8_ALONE $(DEPS) -c $< -o $@
 HEADERS   := $(wildcard engine/*/*.h engine/*/*.cuh)
 $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
@@ -63,8 +69,10 @@ $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build
 # A program in two steps, of which a compiler's cache can keep the first: $(call compiled,FLAGS) makes $@.o of $<.
 compiled = $(CXX) $1 $(DEPS) -c $< -o $@.o
 
-$(PROGRAMS): %: build/lib/%.o $(LIBRARY_O)
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) build/lib/$*.o $(LIBRARY_O) -o $@ $(LIBS)
+$(INT8_PROGRAMS): $(INT8_LIBRARY)
+$(filter-out $(INT8_PROGRAMS),$(PROGRAMS)): $(LIBRARY_O)
+$(PROGRAMS): %: build/lib/%.o
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $^ -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
 # CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.

@@ -42,7 +42,8 @@ build/main.o: tests/main.cpp build/flags build/packages-test
 OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) $(EMULATED:%=tests/%_test.cpp)
 build/engine_test: build/quant_matmul_test.o build/lowbit_matmul_test.o build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
-build/engine_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
+$(INT8_PROGRAMS:%=build/%_test): $(INT8_LIBRARY)
+build/engine_test $(filter-out $(INT8_PROGRAMS:%=build/%_test),$(PROGRAMS:%=build/%_test)): $(LIBRARY_O)
 $(PROGRAMS:%=build/%_test) $(EMULATED:%=build/%_test): %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI or WebAssembly is emulated, whatever the machine has: see the sources. Programs of their own, as each defines

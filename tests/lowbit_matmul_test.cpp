@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/cpu/lowbit_paths.h"
 #include "engine/cpu/packed_matrix.h"
-#include "engine/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 #include "lowbit_cases.h"
@@ -50,13 +50,13 @@ void for_each_lowbit_path(int group_size, Check check) {
                     // Int8 has words of its own alone.
                     return path == ProductKernel::words && p.w.bits == 8 ? ProductKernel::int8 : path;
                 };
-                multiply_by<Isa>(x, list, choose, row_each);
+                multiply_by<Isa, AllForms>(x, list, choose, row_each);
             };
         };
         auto packed_by = [=](ProductKernel path) {
             return [=](const QuantRows& x, Products list, bool row_each = false) {
                 PackedMatrices memory;
-                for (QuantProduct& p : list) p.packed = memory.add<Isa>(p.w);
+                for (QuantProduct& p : list) p.packed = memory.add<Isa, AllForms>(p.w);
                 by(path)(x, list, row_each);
             };
         };

@@ -74,7 +74,7 @@ void for_each_path(int group_size, Check check) {
         const std::string name = Isa::name;
         auto by = [](auto choose) {
             return [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
-                multiply_by<Isa>(x, list, choose);
+                multiply_by<Isa, Int8Forms>(x, list, choose);
             };
         };
         check(name, by(choose_kernel));
@@ -82,7 +82,7 @@ void for_each_path(int group_size, Check check) {
         check(name + " tiles", by([](auto&...) { return ProductKernel::int8; }));
         check(name + " packed", [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
             PackedMatrices memory;
-            by(choose_kernel)(x, packed([&](const auto& w) { return memory.add<Isa>(w); }, list));
+            by(choose_kernel)(x, packed([&](const auto& w) { return memory.add<Isa, Int8Forms>(w); }, list));
         });
     });
 }
@@ -501,7 +501,7 @@ TEST_CASE(
             if (!takes<Isa>(w.group_size)) return;
             CAPTURE(Isa::name);
             PackedMatrices memory;
-            const QuantMatrix packed = memory.add<Isa>(w.weights())->w;
+            const QuantMatrix packed = memory.add<Isa, Int8Forms>(w.weights())->w;
             constexpr int n = block_rows<Isa>;
             for (int i = 0; i < (w.n_rows + n - 1) / n * n; i++) {
                 const uint8_t* block = packed.codes + size_t(i / n) * n * size_t(w.n_cols);

@@ -247,7 +247,7 @@ FOLDERS = "bench|docs|engine|export|formats|golden|hw|mk|models|ptx|simt|tests|t
 def makefiles() -> str:
     """The Makefile and its parts, with the lists of programs in place of their names."""
     text = "\n".join(p.read_text(encoding="utf-8") for p in [ROOT / "Makefile", *sorted(ROOT.glob("mk/*.mk"))])
-    for name, words in re.findall(r"^(PROGRAMS|CUDA_PROGRAMS) *:= *(.*)$", text, re.M):
+    for name, words in re.findall(r"^((?:CUDA_|INT8_)?PROGRAMS) *:= *(.*)$", text, re.M):
         text = text.replace(f"$({name})", words)
         for pattern in re.findall(rf"\$\({name}:%=([^)]*)\)", text):
             text = text.replace(f"$({name}:%={pattern})", " ".join(pattern.replace("%", w) for w in words.split()))

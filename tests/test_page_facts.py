@@ -223,7 +223,7 @@ def test_the_house_stays_small():
     words = {path: len((ROOT / path).read_text(encoding="utf-8").split()) for path in tracked if path.endswith(".md")}
     sources = ["runq.cpp", *library_sources()]
     listed = subprocess.run(
-        ["g++", "-std=c++20", "-march=x86-64-v3", "-DENGINE", "-DLINE_EDITOR", "-I.", "-MM", *sources],
+        ["g++", "-std=c++20", "-march=x86-64-v3", "-DENGINE", "-DLINE_EDITOR", "-DINT8_ALONE", "-I.", "-MM", *sources],
         cwd=ROOT,
         capture_output=True,
         text=True,

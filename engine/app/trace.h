@@ -24,7 +24,6 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
@@ -235,17 +234,22 @@ struct Recorder {
         (*this)(name, out);
         if (trace == nullptr || layer != accumulator_layer) return;
         const std::string step = std::string(name) + ".acc";
-        const QuantMatrix matrix = view_of(w);
-        std::vector<int8_t> codes(size_t(x.n_cols));
+        const auto matrix = view_of(w);
+        std::vector<int8_t> expanded(size_t(x.n_cols));
         for (int t = 0; t < x.n_rows; t++) {
             const bool is_kept = trace->keeps_next(step_name(layer, step));
             std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(x.n_groups()));
             int32_t* sum = sums.data();
             for (int i = 0; i < matrix.n_rows && is_kept; i++) {
-                expand_columns(codes.data(), matrix, i, 0, x.n_cols);
+                const int8_t* codes = expanded.data();
+                if constexpr (has_few_bits<Matrix>) {
+                    expand_columns(expanded.data(), matrix, i, 0, x.n_cols);  // expand_rows.h
+                } else {
+                    codes = w.codes + size_t(i) * size_t(x.n_cols);
+                }
                 for (int first = 0; first < x.n_cols; first += x.group_size, sum++)
                     for (int k = first; k < first + x.group_size; k++)
-                        *sum += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
+                        *sum += int32_t(x.row_codes(t)[k]) * int32_t(codes[k]);
             }
             (*this)(step, sums.data(), 1, {matrix.n_rows, x.n_groups()});
         }

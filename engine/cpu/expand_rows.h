@@ -9,21 +9,43 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/vector.h"
+#include "engine/os/threads.h"
 
 #if (defined(__AVX2__) || defined(__SSE4_1__)) && !defined(RUNQ_SIMDE)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+
+// A program's matrix of few bits as the kernels take it: the tables that there are say what its codes mean.
+template <class Matrix>
+requires has_few_bits<Matrix> QuantMatrix view_of(const Matrix& m) {
+    QuantMatrix w{};
+    w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels, w.table = m.table;
+    w.scales = m.scales, w.scale_type = QUANT_GEMM_GROUP_FP16;
+    if (m.row_scales != nullptr) w.scales = m.row_scales, w.scale_type = QUANT_GEMM_ROW_FP32;
+    if (m.levels != nullptr && m.bits > 2) w.scale_type = QUANT_GEMM_GROUP_INT8;
+    w.kind = m.mask != nullptr                    ? QUANT_GEMM_SPARSE
+             : m.table != nullptr                 ? QUANT_GEMM_TABLE
+             : m.levels != nullptr && m.bits == 2 ? QUANT_GEMM_TWO_LEVEL
+             : m.bits == 8                        ? QUANT_GEMM_SIGNED
+                                                  : QUANT_GEMM_UNSIGNED;
+    w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
+    w.group = m.group, w.group_size = m.group_size;
+    if constexpr (requires { kernel_group(m); }) w.group_size = kernel_group(m);  // program_experts.h
+    return w;
+}
 
 // ----------------------------------------------------------------------------
 // 2:4 sparsity: the kept codes of 64 columns to where the mask has them.
@@ -52,6 +74,24 @@ inline bool is_two_of_four(const uint8_t* mask, size_t n_bytes) {
         wrong |= ((pairs & 3 * ones) + (pairs >> 2 & 3 * ones)) ^ 2 * ones;
     }
     return wrong == 0;
+}
+
+// Looks through all masks in one loop: threads do not meet between one and the next. Of the first that does
+// not keep two of each four columns, the program's own check_mask() says why.
+template <class Weights>
+void check_masks(const Weights& w) {
+    auto masks = w.file.all();
+    std::erase_if(masks, [](const auto& t) { return !t.name.ends_with(".mask"); });
+    const auto n_rows = [](const auto& t) { return int64_t(t.n_bytes) / t.shape.back(); };
+    const auto rows = [&](const auto& t, int64_t i) {
+        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape.back();
+    };
+    std::atomic<bool> good = true;
+    parallel_lists(masks, n_rows, [&](const auto& t, int64_t begin, int64_t end) {
+        if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape.back()))) good = false;
+    });
+    if (good) return;
+    for (const auto& t : masks) Weights::check_mask(t.name, rows(t, 0), int(n_rows(t)), 8 * t.shape.back());
 }
 
 // to (64,): where the mask has a 1, the next of 32 codes, less `zero`; elsewhere 0.
@@ -162,6 +202,21 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
         }
     }
 }
+
+// What is taken off the codes of each group of row i; with two levels, off five times the codes.
+struct RowZeros {
+    const uint8_t *levels = nullptr, *zeros = nullptr;  // the row's, if the matrix has such
+    int zero_point;                                     // otherwise this, for all groups
+
+    RowZeros(const QuantMatrix& w, int i) : zero_point(w.zero_point) {
+        if (w.kind == QUANT_GEMM_TWO_LEVEL) levels = w.levels + size_t(i) * n_scales(w);
+        if (w.zeros != nullptr) zeros = w.zeros + size_t(i) * zero_bytes(w);
+    }
+    int operator[](int s) const {
+        if (levels != nullptr) return levels[s] >> 4;
+        return zeros == nullptr ? zero_point : zeros[s / 2] >> s % 2 * 4 & 15;
+    }
+};
 
 // n columns from k on of row i of a sparse matrix as int8 codes; k is a multiple of 256, n of 64.
 inline void expand_sparse_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n) {

@@ -191,21 +191,25 @@ struct LowbitOps<WasmSimd> {
 };
 #endif
 
-// What a word of a packed matrix holds: four columns of int8, or the codes of 8 (4 bits), 16 (2 bits, or 4
-// bits that are 2:4 sparse) columns, four of them in each part of the word's bytes, one behind the other. Of
-// 5 and 6 bits one word has the upper 1 or 2 bits of 32 or 16 columns, and 4 or 2 words behind it the low 4.
+template <class Format>
+struct LowbitGroups;  // lowbit_paths.h
+
+// What a word of a packed matrix holds: the codes of 8 (4 bits) or 16 (2 bits, or 4 bits that are 2:4 sparse)
+// columns, four of them in each part of the word's bytes, one behind the other. Of 5 and 6 bits one word has
+// the upper 1 or 2 bits of 32 or 16 columns, and 4 or 2 words behind it the low 4.
 template <class Isa_, int bits_, QuantGemmKind kind_>
 struct WordFormat {
     using Isa = Isa_;
     using Ints = typename Isa::Ints;
+    using Groups = LowbitGroups<WordFormat>;
     static constexpr int bits = bits_, lanes = Isa::lanes;
     static constexpr QuantGemmKind kind = kind_;
-    static constexpr bool is_int8 = bits == 8, two_level = kind == QUANT_GEMM_TWO_LEVEL;
+    static constexpr bool is_int8 = false, two_level = kind == QUANT_GEMM_TWO_LEVEL;
     static constexpr bool sparse = kind == QUANT_GEMM_SPARSE;
     // Whether what is multiplied are int8 weights, flipped; otherwise they are codes, and what the zero point
     // has added comes off the sum.
     static constexpr bool has_table = kind == QUANT_GEMM_TABLE, two_planes = bits == 5 || bits == 6;
-    static constexpr bool zero_is_off = is_int8 || sparse || has_table;
+    static constexpr bool zero_is_off = sparse || has_table;
     static constexpr int high_bits = two_planes ? bits - 4 : bits;  // of a code in the first word
     static constexpr int fours = 8 / high_bits * (sparse ? 2 : 1);  // columns of a unit, in fours
     static constexpr int unit = two_planes ? 1 + fours / 2 : 1;     // words of it
@@ -230,6 +234,13 @@ struct WordFormat {
         }
     };
 
+    // Masks of some rows of a block that lie side by side, each word 32 columns of a row; the lowest bits are
+    // column k's, a multiple of 4.
+    static Words mask(const uint8_t* masks, int k) {
+        Words words;
+        std::memcpy(&words, masks + size_t(k / 32 * 4 * block_rows<Isa>), sizeof words);
+        return words >> uint32_t(k % 32);
+    }
     // The codes in one part of each byte, unsigned.
     static Pairs codes(const Words (&v)[unit], int part) {
         if constexpr (two_planes) {
@@ -244,7 +255,6 @@ struct WordFormat {
     // Columns 4f .. 4f + 3 of a unit as int8 weights, flipped. `zeros`: the zero points, in each byte;
     // sparse: the word's masks are the lowest bits of `masks`.
     static Ints weights(const Words (&v)[unit], int f, Words zeros, Words masks, const Table& table) {
-        if constexpr (is_int8) return Ints(v[0]);
         if constexpr (has_table && LowbitOps<Isa>::wide_tables) {
             // What lies above a code chooses among copies of the table, or is not looked at.
             const auto low = Ints(Pairs(v[two_planes + f / 2]) >> uint16_t(f % 2 * 4));
@@ -288,95 +298,3 @@ struct WordFormat {
         return LowbitOps<Isa>::dot(acc, w, x);
     }
 };
-
-// The scales and zero points of some rows of a packed matrix that lie side by side, as many as Isa has lanes.
-template <class Isa>
-struct BlockGroups {
-    static constexpr int lanes = Isa::lanes, n = block_rows<Isa>;
-    typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
-
-    // The tables of the block, from the first of these rows on.
-    const Half* halfs = nullptr;
-    const float* floats = nullptr;
-    size_t float_step = 0;  // to the scales of the next group; 0: they are those of the whole rows
-    const uint8_t *zeros = nullptr, *levels = nullptr, *int8_scales = nullptr;
-    int same_zero;  // of all groups, where `zeros` is null
-
-    // Rows i, i + 1, ... of a matrix with so many groups in a row. Inlined, so that products have the
-    // pointers in registers.
-    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i, int n_groups)
-        : same_zero(w.zero_point) {
-        const size_t first = size_t(i) / n * n, row = size_t(i) - first, groups = size_t(n_groups);
-        if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
-            halfs = static_cast<const Half*>(w.scales) + first * groups + row;
-        } else {
-            if (w.scale_type == QUANT_GEMM_GROUP_FP32) float_step = n;
-            floats = static_cast<const float*>(w.scales) + first * (float_step > 0 ? groups : 1) + row;
-        }
-        if (w.zeros != nullptr) zeros = w.zeros + first * zero_bytes(w) + row;
-        if (w.levels != nullptr)
-            (w.kind == QUANT_GEMM_TWO_LEVEL ? levels : int8_scales) = w.levels + first * groups + row;
-    }
-
-    static Whole bytes(const uint8_t* from) { return Whole(LowbitOps<Isa>::widened(from)); }
-    // What is taken off the codes of group s; with two levels, off five times the codes.
-    Whole zero(int s) const {
-        if (levels != nullptr) return bytes(levels + s * n) >> 4;
-        return zeros != nullptr ? bytes(zeros + s / 2 * n) >> s % 2 * 4 & 15 : Whole{} + same_zero;
-    }
-    typename Isa::Floats scale(int s) const {
-        if (halfs != nullptr) {
-            float wide[lanes];
-            widen(wide, halfs + s * n, lanes);
-            return Isa::load_floats(wide);
-        }
-        const auto row_scales = Isa::load_floats(floats + size_t(s) * float_step);
-        if (levels == nullptr && int8_scales == nullptr) return row_scales;
-        const Whole level =
-            levels != nullptr ? bytes(levels + s * n) & 15 : bytes(int8_scales + s * n) << 24 >> 24;
-        return Isa::add_scaled(Isa::zero(), typename Isa::Ints(level), row_scales);
-    }
-};
-
-// Masks of some rows of a block that lie side by side, each word 32 columns of a row; the lowest bits are
-// column k's, a multiple of 4.
-template <class Isa>
-inline auto mask_words(const uint8_t* masks, int k) {
-    typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
-    Words words;
-    std::memcpy(&words, masks + size_t(k / 32 * 4 * block_rows<Isa>), sizeof words);
-    return words >> uint32_t(k % 32);
-}
-
-// Rows i, i + 1, ..., as many as Isa has lanes, of a packed low-bit matrix: n_cols columns from k on, whole
-// groups, as the int8 codes that are multiplied, flipped. Column k + j of the r-th is in word
-// to[j / 4 * block_rows<Isa> + r].
-template <class Format>
-inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n_cols) {
-    using Isa = typename Format::Isa;
-    constexpr int columns = 4 * Format::fours, unit_bytes = 4 * Format::unit * block_rows<Isa>;
-    const int first = i / block_rows<Isa> * block_rows<Isa>;
-    const uint8_t* from =
-        w.codes + size_t(first) * code_bytes(w) + 4 * size_t(i - first) + size_t(k / columns) * unit_bytes;
-    const uint8_t* masks =
-        Format::sparse ? w.mask + size_t(first) * mask_bytes(w) + 4 * (i - first) : nullptr;
-    const BlockGroups<Isa> groups(w, i, n_scales(w));
-    const typename Format::Table table(w.table);
-    for (int end = k + n_cols; k < end;) {
-        const auto zeros = typename Format::Words(groups.zero(k / w.group)) * 0x01010101u;
-        const int group_end = std::min(end, (k / w.group + 1) * w.group);
-        UNROLL_BY(4)
-        for (; k < group_end; k += columns) {
-            typename Format::Words words[Format::unit], mask{};
-            for (int u = 0; u < Format::unit; u++)
-                std::memcpy(&words[u], from + 4 * u * block_rows<Isa>, sizeof words[u]);
-            if (Format::sparse) mask = mask_words<Isa>(masks, k);
-            UNROLL(8)
-            for (int f = 0; f < Format::fours; f++, to += block_rows<Isa>) {
-                const auto codes = Format::weights(words, f, zeros, mask, table);
-                std::memcpy(to, &codes, sizeof codes);
-            }
-            from += unit_bytes;
-        }
-    }
-}

@@ -29,21 +29,6 @@ inline size_t code_bytes(const QuantMatrix& w) {
 inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
 inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
 
-// What is taken off the codes of each group of row i; with two levels, off five times the codes.
-struct RowZeros {
-    const uint8_t *levels = nullptr, *zeros = nullptr;  // the row's, if the matrix has such
-    int zero_point;                                     // otherwise this, for all groups
-
-    RowZeros(const QuantMatrix& w, int i) : zero_point(w.zero_point) {
-        if (w.kind == QUANT_GEMM_TWO_LEVEL) levels = w.levels + size_t(i) * n_scales(w);
-        if (w.zeros != nullptr) zeros = w.zeros + size_t(i) * zero_bytes(w);
-    }
-    int operator[](int s) const {
-        if (levels != nullptr) return levels[s] >> 4;
-        return zeros == nullptr ? zero_point : zeros[s / 2] >> s % 2 * 4 & 15;
-    }
-};
-
 // Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
 // scales.
 inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
@@ -54,29 +39,14 @@ inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_r
     return w;
 }
 
-// A program's matrix as the kernels take it: one of int8 codes with scales; or one of few bits, where the
-// tables that there are say what its codes mean.
+// A program's matrix as the kernels take it: of int8 codes with scales here, of few bits in expand_rows.h.
 template <class Matrix>
-QuantMatrix view_of(const Matrix& m) {
+constexpr bool has_few_bits = requires(const Matrix& m) {
+    m.levels;
+};
+template <class Matrix>
+requires(!has_few_bits<Matrix>) QuantMatrix view_of(const Matrix& m) {
     return int8_matrix(m.codes, m.scales, m.n_rows, m.n_cols, m.group_size);
-}
-template <class Matrix>
-requires requires(const Matrix& m) { m.levels; }
-QuantMatrix view_of(const Matrix& m) {
-    QuantMatrix w{};
-    w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels, w.table = m.table;
-    w.scales = m.scales, w.scale_type = QUANT_GEMM_GROUP_FP16;
-    if (m.row_scales != nullptr) w.scales = m.row_scales, w.scale_type = QUANT_GEMM_ROW_FP32;
-    if (m.levels != nullptr && m.bits > 2) w.scale_type = QUANT_GEMM_GROUP_INT8;
-    w.kind = m.mask != nullptr                    ? QUANT_GEMM_SPARSE
-             : m.table != nullptr                 ? QUANT_GEMM_TABLE
-             : m.levels != nullptr && m.bits == 2 ? QUANT_GEMM_TWO_LEVEL
-             : m.bits == 8                        ? QUANT_GEMM_SIGNED
-                                                  : QUANT_GEMM_UNSIGNED;
-    w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
-    w.group = m.group, w.group_size = m.group_size;
-    if constexpr (requires { kernel_group(m); }) w.group_size = kernel_group(m);  // program_experts.h
-    return w;
 }
 
 // Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].

@@ -10,15 +10,16 @@
 #include <type_traits>
 #include <vector>
 
-#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/instructions.h"
-#include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/row_kernel.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/tile_kernel.h"
 #include "engine/os/threads.h"
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+#include "engine/cpu/tile_i8mm.h"
+#endif
 
 // How a product is computed.
 //
@@ -41,18 +42,6 @@ inline ProductKernel choose_kernel(const QuantProduct& p, int n_tokens) {
     return p.w.bits == 8 || n_tokens > max_tokens_by_words ? ProductKernel::int8 : ProductKernel::words;
 }
 
-// Calls use(Format{}) with the format of w's packed words.
-template <class Isa, class Use>
-inline void with_format(const QuantMatrix& w, Use use) {
-    if (w.kind == QUANT_GEMM_SPARSE) return use(WordFormat<Isa, 4, QUANT_GEMM_SPARSE>());
-    if (w.kind == QUANT_GEMM_TWO_LEVEL) return use(WordFormat<Isa, 2, QUANT_GEMM_TWO_LEVEL>());
-    if (w.kind == QUANT_GEMM_TABLE && w.bits == 4) return use(WordFormat<Isa, 4, QUANT_GEMM_TABLE>());
-    if (w.kind == QUANT_GEMM_TABLE) return use(WordFormat<Isa, 5, QUANT_GEMM_TABLE>());
-    if (w.bits == 6) return use(WordFormat<Isa, 6, QUANT_GEMM_UNSIGNED>());
-    if (w.bits == 4) return use(WordFormat<Isa, 4, QUANT_GEMM_UNSIGNED>());
-    use(WordFormat<Isa, 2, QUANT_GEMM_UNSIGNED>());
-}
-
 // Bytes of a block that are worked on at a time: they stay in or near the first-level cache for all tokens.
 constexpr int part_bytes = 1 << 14;
 
@@ -63,65 +52,80 @@ struct BlockMemory {
     std::vector<int8_t> expanded;
 };
 
-// The int8 codes of block b of p's weights, n_cols columns from k on, as tiles take them.
-template <class Isa>
-inline const uint32_t* block_codes(BlockMemory& memory, const QuantProduct& p, int b, int k, int n_cols) {
-    constexpr int n = block_rows<Isa>;
-    if (p.packed != nullptr && p.w.bits == 8) {
-        const auto* codes = reinterpret_cast<const uint32_t*>(p.packed->w.codes);
-        return codes + (size_t(b) * size_t(p.w.n_cols) + size_t(k)) / 4 * n;
-    }
-    uint32_t* to = scratch(memory.codes, size_t(n) * n_cols / 4);
-    const int i = b * n, n_rows = std::min(n, p.w.n_rows - i);
-    if (p.packed != nullptr) {
-        with_format<Isa>(p.w, [&](auto format) {
-            for (int r = 0; r < n; r += Isa::lanes)
-                expand_block<decltype(format)>(to + r, p.packed->w, i + r, k, n_cols);
-        });
-        return to;
-    }
-    const auto* rows = reinterpret_cast<const char*>(p.w.codes) + size_t(i) * p.w.n_cols + k;
-    size_t stride = size_t(p.w.n_cols);
-    if (p.w.bits != 8) {
-        int8_t* expanded = scratch(memory.expanded, size_t(n_rows) * n_cols);
-        for (int r = 0; r < n_rows; r++) expand_columns(expanded + size_t(r) * n_cols, p.w, i + r, k, n_cols);
-        rows = reinterpret_cast<const char*>(expanded), stride = size_t(n_cols);
-    }
-    for (int r = 0; r < n; r += Isa::lanes) {
-        const int first = std::min(r, n_rows);
-        pack_words<Isa::lanes>(to + r, n, rows + size_t(first) * stride, stride / 4, n_rows - first,
-                               n_cols / 4, Isa::flip * 0x01010101u);
-    }
-    return to;
-}
+// What matrices a program has, and how their codes and scales come into blocks. Here all are int8, with an
+// fp32 scale for each group of activations: packed, they lie as tiles take them. AllForms (lowbit_paths.h)
+// has those of few bits, too.
+struct Int8Forms {
+    static constexpr bool has_words = false;
+    static bool takes(const QuantMatrix& w) { return w.bits == 8 && w.scale_type == QUANT_GEMM_GROUP_FP32; }
 
-// The scales of all groups of block b, [group][row].
-template <class Isa>
-inline const float* block_scales(BlockMemory& memory, const QuantProduct& p, int b) {
-    constexpr int n = block_rows<Isa>;
-    const int groups = n_groups(p.w), times = p.w.group / p.w.group_size, i = b * n;
-    if (p.packed != nullptr && p.w.bits == 8 && p.w.scale_type != QUANT_GEMM_GROUP_FP16 && times == 1)
-        return static_cast<const float*>(p.packed->w.scales) + size_t(i) * groups;
-    float* to = scratch(memory.scales, size_t(groups) * n);
-    if (p.packed != nullptr) {
+    // w with its tables in blocks, in memory of `to`.
+    template <class Isa>
+    static QuantMatrix pack(PackedMatrices& to, const QuantMatrix& w) {
+        QuantMatrix p = w;
+        p.codes = to.packed<Isa, uint32_t>(w.codes, w.n_rows, code_bytes(w), Isa::flip * 0x01010101u);
+        p.scales = to.packed<Isa, uint32_t>(w.scales, w.n_rows, size_t(n_scales(w)) * sizeof(float));
+        return p;
+    }
+
+    // The int8 codes of block b of p's weights, n_cols columns from k on, as tiles take them.
+    template <class Isa>
+    static const uint32_t* block_codes(BlockMemory& memory, const QuantProduct& p, int b, int k, int n_cols) {
+        constexpr int n = block_rows<Isa>;
+        const size_t row_bytes = size_t(p.w.n_cols);
+        if (p.packed != nullptr) {
+            const auto* codes = reinterpret_cast<const uint32_t*>(p.packed->w.codes);
+            return codes + (size_t(b) * row_bytes + size_t(k)) / 4 * n;
+        }
+        const uint8_t* rows = p.w.codes + size_t(b) * n * row_bytes + k;
+        return pack_rows<Isa>(memory, rows, row_bytes, std::min(n, p.w.n_rows - b * n), n_cols);
+    }
+    // Of n_rows rows of codes that lie n_bytes apart.
+    template <class Isa>
+    static const uint32_t* pack_rows(BlockMemory& memory, const void* rows, size_t n_bytes, int n_rows,
+                                     int n_cols) {
+        constexpr int n = block_rows<Isa>;
+        uint32_t* to = scratch(memory.codes, size_t(n) * n_cols / 4);
         for (int r = 0; r < n; r += Isa::lanes) {
-            const BlockGroups<Isa> rows(p.packed->w, i + r, n_scales(p.w));
-            for (int g = 0; g < groups; g++) Isa::store(to + g * n + r, rows.scale(g / times));
+            const int first = std::min(r, n_rows);
+            pack_words<Isa::lanes>(to + r, n, static_cast<const char*>(rows) + size_t(first) * n_bytes,
+                                   n_bytes / 4, n_rows - first, n_cols / 4, Isa::flip * 0x01010101u);
         }
         return to;
     }
-    static thread_local std::vector<float> row_memory;
-    float* row = scratch(row_memory, size_t(groups));
-    for (int r = 0; r < n; r++) {
-        if (i + r < p.w.n_rows) expand_scales(row, p.w, i + r);
-        for (int g = 0; g < groups; g++) to[g * n + r] = i + r < p.w.n_rows ? row[g] : 0.0f;
+
+    // The scales of all groups of block b, [group][row].
+    template <class Isa>
+    static const float* block_scales(BlockMemory& memory, const QuantProduct& p, int b) {
+        constexpr int n = block_rows<Isa>;
+        const int groups = n_groups(p.w), i = b * n;
+        if (p.packed != nullptr) return static_cast<const float*>(p.packed->w.scales) + size_t(i) * groups;
+        float* to = scratch(memory.scales, size_t(groups) * n);
+        const float* scales = static_cast<const float*>(p.w.scales) + size_t(i) * groups;
+        for (int r = 0; r < n; r++)
+            for (int g = 0; g < groups; g++)
+                to[g * n + r] = i + r < p.w.n_rows ? scales[size_t(r) * groups + g] : 0.0f;
+        return to;
     }
-    return to;
-}
+
+    // Rows begin .. end - 1 of w times all tokens of x: out[t * w.n_rows + i].
+    template <class Isa>
+    static void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, int begin, int end) {
+        for (int i = begin; i < end; i++) {
+            const CodeRow row{reinterpret_cast<const int8_t*>(w.codes) + size_t(i) * w.n_cols,
+                              static_cast<const float*>(w.scales) + size_t(i) * n_groups(w), nullptr, 1};
+            x.group_size == 64 ? multiply_row<Isa, true, 64>(out + i, size_t(w.n_rows), x, row)
+                               : multiply_row<Isa, true, 0>(out + i, size_t(w.n_rows), x, row);
+        }
+    }
+    // There are no words of fewer bits.
+    template <class Isa>
+    static void with_format(const QuantMatrix&, auto) {}
+};
 
 // Blocks begin .. end - 1 of p's weights times all tokens, some columns after the other. With one token and
 // 2 bits a block takes half a microsecond, so what is the same for all blocks is worked out before them.
-template <class Format>
+template <class Format, class Forms>
 inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedTokens& x, const QuantProduct& p,
                             int begin, int end) {
     using Isa = typename Format::Isa;
@@ -150,14 +154,14 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
         Prefetcher next{reinterpret_cast<const char*>(has_next ? block + bytes : block), has_next ? step : 0};
         const bool is_whole = x.width == 1 && (b + 1) * n <= w.n_rows;  // of one token
         float* out = is_whole ? p.out + b * n : outputs;                // where the block's (n_tokens, n) go
-        const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
+        const float* scales = Format::is_int8 ? Forms::template block_scales<Isa>(memory, p, b) : nullptr;
         for (int k = 0, g = 0; k < w.n_cols; k += width, g += part_groups) {
             const int n_cols = std::min(width, w.n_cols - k);
             const bool first = k == 0, last = k + n_cols == w.n_cols;
             const RowPart part = cut ? RowPart{1, n_cols, true, last, !first, !last}
                                      : RowPart{std::min(part_groups, groups - g), w.group_size, first, last};
             const auto* codes = reinterpret_cast<const uint32_t*>(block);
-            if (Format::is_int8) codes = block_codes<Isa>(memory, p, b, k, n_cols);
+            if (Format::is_int8) codes = Forms::template block_codes<Isa>(memory, p, b, k, n_cols);
             const float* group_scales = Format::is_int8 ? scales + g * n : nullptr;
             for (int tile = 0; tile < n_tiles; tile++) {
                 const int token = tile * x.width;
@@ -203,14 +207,14 @@ inline PackedTokens pack_all_tokens(const QuantRows& x, bool each_alone) {
 
 // The products of x with several matrices, or with row_each of row i with the i-th, by one instruction set;
 // choose(product, n_tokens) is a ProductKernel.
-template <class Isa, class Choose>
+template <class Isa, class Forms, class Choose>
 inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, Choose choose,
                         bool row_each = false) {
     const int n_tokens = row_each ? 1 : x.n_rows;
     auto path = [&](const QuantProduct& p) { return choose(p, n_tokens); };
-    if constexpr (!std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
+    if constexpr (Forms::has_words && !std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
         if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == ProductKernel::words; }))
-            return multiply_by<ByWords<Isa>>(x, list, choose, row_each);
+            return multiply_by<ByWords<Isa>, Forms>(x, list, choose, row_each);
     }
     PackedTokens tokens{};
     if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != ProductKernel::rows; }))
@@ -228,10 +232,10 @@ inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, 
         rows.codes = row_codes(x, row), rows.scales = row_scales(x, row), rows.sums = row_sums(x, row);
         rows.n_rows = n_tokens;
         auto multiply = [&](auto format) {
-            multiply_blocks<decltype(format)>(memory, n_tokens, packed, p, begin, end);
+            multiply_blocks<decltype(format), Forms>(memory, n_tokens, packed, p, begin, end);
         };
-        if (path(p) == ProductKernel::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
-        if (path(p) == ProductKernel::words) return with_format<Isa>(p.w, multiply);
-        multiply_rows<Isa>(p.out, rows, p.w, begin * n, std::min(end * n, p.w.n_rows));
+        if (path(p) == ProductKernel::int8) return multiply(Int8Format<Isa>());
+        if (path(p) == ProductKernel::words) return Forms::template with_format<Isa>(p.w, multiply);
+        Forms::template multiply_rows<Isa>(p.out, rows, p.w, begin * n, std::min(end * n, p.w.n_rows));
     });
 }

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <vector>
 
-#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/int8.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
@@ -115,55 +112,4 @@ inline void multiply_row(float* out, size_t stride, const QuantRows& x, const Co
     float one[1];
     dot_row<Isa, 1, in_place, known_group_size>(one, x, t, w);
     out[size_t(t) * stride] = one[0];
-}
-
-// Rows begin .. end - 1 of w times all tokens of x: out[t * w.n_rows + i]. A row's codes and scales are read
-// where they lie if they are int8, and fp32 for each group of activations; otherwise they are expanded first.
-template <class Isa>
-inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, int begin, int end) {
-    static thread_local std::vector<int8_t> code_memory;
-    static thread_local std::vector<float> scale_memory;
-    static thread_local std::vector<int32_t> zero_memory;
-    const size_t row_bytes = code_bytes(w), mask_row = mask_bytes(w), groups = size_t(n_groups(w));
-    const bool in_place = w.bits == 8, is_sparse = w.kind == QUANT_GEMM_SPARSE;
-    const bool has_scales =
-        w.scale_type != QUANT_GEMM_GROUP_FP16 && w.levels == nullptr && size_t(n_scales(w)) == groups;
-    const bool has_zeros = !is_sparse && w.kind != QUANT_GEMM_TABLE;
-    // At the beginning of a cache line, so that no store goes into two.
-    int8_t* codes = scratch(code_memory, size_t(w.n_cols) + 63);
-    codes += -reinterpret_cast<uintptr_t>(codes) % 64;
-    float* scales = scratch(scale_memory, groups);
-    int32_t* zeros = scratch(zero_memory, groups);
-    if (!has_zeros) std::fill_n(zeros, groups, 0);
-    // The rows after one follow as one stream, or two.
-    auto prefetch = [](const uint8_t* from, size_t n) {
-        for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + row_prefetch_distance + b);
-    };
-    for (int i = begin; i < end; i++) {
-        const uint8_t* stored = w.codes + size_t(i) * row_bytes;
-        CodeRow row{codes, scales, zeros, w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1};
-        if (in_place) {
-            row.codes = reinterpret_cast<const int8_t*>(stored);
-        } else {
-            prefetch(stored, row_bytes);
-            if (is_sparse) prefetch(w.mask + size_t(i) * mask_row, mask_row);
-            if (!has_zeros) {  // what a mask leaves out has no zero point, so codes are expanded without one
-                expand_columns(codes, w, i, 0, w.n_cols);
-            } else {
-                unpack_columns(reinterpret_cast<uint8_t*>(codes), w, i, 0, w.n_cols);
-                expand_zeros(zeros, w, i);
-            }
-        }
-        if (has_scales) {
-            row.scales = static_cast<const float*>(w.scales) + size_t(i) * groups;
-        } else {
-            expand_scales(scales, w, i);
-        }
-        auto multiply = [&](auto known) {
-            constexpr bool codes_in_place = decltype(known)::value;
-            x.group_size == 64 ? multiply_row<Isa, codes_in_place, 64>(out + i, size_t(w.n_rows), x, row)
-                               : multiply_row<Isa, codes_in_place, 0>(out + i, size_t(w.n_rows), x, row);
-        };
-        in_place ? multiply(std::true_type()) : multiply(std::false_type());
-    }
 }

@@ -11,14 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#if defined(__APPLE__)
-#include <mach-o/dyld.h>
-#include <mach/mach.h>
-#include <sys/sysctl.h>
-#elif !defined(__wasm__)
-#include "engine/os/linux.h"
-#endif
-
 #define PRINTF_FORMAT printf  // for compilers: what format() in engine/app/streams.h takes
 
 // ----------------------------------------------------------------------------
@@ -41,73 +33,6 @@ inline void release_pages(void* pages, size_t n_bytes) { munmap(pages, n_bytes);
 // From now on these pages are nobody's: touching them ends the program.
 inline void forbid_pages(void* pages, size_t n_bytes) { mprotect(pages, n_bytes, PROT_NONE); }
 
-// ----------------------------------------------------------------------------
-// What the machine has: linux.h says it of Linux
-
-#ifdef __APPLE__  // what sysctl and Mach say. Nobody of this project has run it.
-
-constexpr const char* library_suffix = ".dylib";
-
-// A number that the system knows under this name; 0 if it does not.
-inline int system_number(const char* name) {
-    int value = 0;
-    size_t size = sizeof value;
-    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && size == sizeof value ? value : 0;
-}
-
-inline uint64_t peak_memory_bytes() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return static_cast<uint64_t>(usage.ru_maxrss);  // bytes here: man 2 getrusage
-}
-
-// Pages that are free, or that hold what can be dropped or was not used lately.
-inline uint64_t available_memory(const std::string& = "") {
-    vm_statistics64_data_t pages{};
-    mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
-    const mach_port_t host = mach_host_self();
-    const kern_return_t status =
-        host_statistics64(host, HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages), &count);
-    mach_port_deallocate(mach_task_self(), host);
-    if (status != KERN_SUCCESS) return no_limit;
-    // free_count has the speculative ones.
-    return (uint64_t{pages.free_count} + pages.inactive_count + pages.purgeable_count) * page_size();
-}
-
-// Of Apple's own processors those of performance level 0 are the fast ones.
-inline int system_cores() {
-    const int fast = system_number("hw.perflevel0.physicalcpu");
-    return fast > 0 ? fast : system_number("hw.physicalcpu");
-}
-
-inline std::filesystem::path program_file() {
-    uint32_t size = 0;
-    _NSGetExecutablePath(nullptr, &size);
-    std::string path(size, '\0');
-    if (_NSGetExecutablePath(path.data(), &size) != 0) return {};
-    std::error_code error;
-    return std::filesystem::canonical(path.c_str(), error);  // from the folder where a link leads
-}
-
-#elif defined(__wasm__)  // a module of Emscripten's: one thread, at most 4 GiB of memory, no libraries
-
-constexpr const char* library_suffix = ".wasm";
-
-// A module's memory grows and never shrinks.
-inline uint64_t peak_memory_bytes() { return uint64_t{__builtin_wasm_memory_size(0)} * 65536; }
-inline uint64_t available_memory(const std::string& = "") {
-    return (uint64_t{1} << 32) - peak_memory_bytes();
-}
-
-inline int system_cores() { return 1; }
-inline std::filesystem::path program_file() { return {}; }
-
-#endif
-
-#if defined(__APPLE__) || defined(__wasm__)
-inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-#endif
-
 // Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.
 template <class T>
 void sleep_while(const std::atomic<T>& value, T old) {
@@ -117,6 +42,15 @@ template <class T>
 void wake_all(std::atomic<T>& value) {
     value.notify_all();
 }
+
+// What the machine has.
+#if defined(__APPLE__)
+#include "engine/os/macos.h"
+#elif defined(__wasm__)
+#include "engine/os/wasm.h"
+#else
+#include "engine/os/linux.h"
+#endif
 
 // ----------------------------------------------------------------------------
 // Files
