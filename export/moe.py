@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="weights of a row that share a scale; 0: all (a8w4: 64, mxfp8: 32, "
                              "ladder: 128, or 64)")  # fmt: skip
     parser.add_argument("--bits", metavar="BITS",
-                        help="ladder: 2, 4 or 8 for all, or by place "
+                        help="ladder: 2, 4, nl4, 5, 6 or 8 for all, or by place "
                              "(embed=8,attn=4,ffn=4,experts=2,classifier=4)")  # fmt: skip
     parser.add_argument("--sparse", choices=("2:4",), help="ladder: two of each four weights at 4 bits are zero")
     parser.add_argument("--rtn", action="store_true", help="ladder: plain rounding to nearest, no calibration")

@@ -131,15 +131,19 @@ lint-format: $(VENV_READY) build/packages-lint
 # A file per core at a time.
 each = printf '%s\n' $1 | xargs -P "$$(nproc)" -I{} sh -c 'echo "$2 {}"; $2 $3' || exit 1
 COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu)
-STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
+# What a compiler is told to make of them. A cache remembers objects alone: OBJECTS=1 makes such.
+LINTED   = $(if $(OBJECTS),-c -o build/lint_$$(echo {} | tr / _).o,-fsyntax-only)
+STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas $(LINTED)
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
 	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$*,$(filter-out $(ENGINE) -I%,$(STRICT)) {})
 
-TIDIED := %
+# TIDY_PASSED=FOLDER: what has passed before is not looked at again, unless a file that it includes, or an option, is another.
+TIDIED      := %
+TIDY_PASSED ?=
 lint-tidy: build/packages-lint
-	@$(call each,$(filter $(TIDIED),$(wildcard *.cpp *.cu) $(LIBRARY)),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
-	@$(call each,$(filter $(TIDIED),$(PLAIN_PROGRAMS:%=%.cpp)),clang-tidy,--quiet --warnings-as-errors="*" {} -- -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
+	@$(call each,$(filter $(TIDIED),$(wildcard *.cpp *.cu) $(LIBRARY)),sh tools/tidy.sh "$(TIDY_PASSED)",{} -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
+	@$(call each,$(filter $(TIDIED),$(PLAIN_PROGRAMS:%=%.cpp)),sh tools/tidy.sh "$(TIDY_PASSED)",{} -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)
