@@ -1,6 +1,7 @@
 // A model that is a small table, and the whole command line run on it.
 #pragma once
 
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/app/model.h"
@@ -35,6 +37,7 @@ struct Bigram {
     int raise_at_call = -1;    // the call that also sends this process a SIGINT
     uint64_t weight_bytes = 1000, kv_bytes = 10;
     int context = 64, max_chunk = 3, kv_page = 0;
+    std::chrono::milliseconds pause{0};  // that every call takes
 
     // After token t comes t + 1, and after the last one the first.
     explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
@@ -69,6 +72,7 @@ struct TableModel : Model {
     }
     std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
         if (static_cast<int>(table->fed.size()) == table->raise_at_call) std::raise(SIGINT);
+        std::this_thread::sleep_for(table->pause);
         table->fed.push_back({pos, {tokens.begin(), tokens.end()}, n_logits});
         if (tokens.empty() || tokens.size() > static_cast<size_t>(max_chunk))
             throw std::logic_error("a chunk of " + std::to_string(tokens.size()) + " tokens");
