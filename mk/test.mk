@@ -131,9 +131,7 @@ lint-format: $(VENV_READY) build/packages-lint
 # A file per core at a time.
 each = printf '%s\n' $1 | xargs -P "$$(nproc)" -I{} sh -c 'echo "$2 {}"; $2 $3' || exit 1
 COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu)
-# What a compiler is told to make of them. A cache remembers objects alone: OBJECTS=1 makes such.
-LINTED   = $(if $(OBJECTS),-c -o build/lint_$$(echo {} | tr / _).o,-fsyntax-only)
-STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas $(LINTED)
+STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
 	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$*,$(filter-out $(ENGINE) -I%,$(STRICT)) {})
