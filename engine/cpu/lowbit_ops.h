@@ -1,7 +1,7 @@
-// Packed matrices of few bits: what kernels need of an instruction set for them beside int8.h's list; the
-// words of their codes; scales, zero points and masks; and blocks of their codes expanded to int8, for many
-// tokens: everything from there on is tile_kernel.h. What codes mean stands in the programs, as plain loops:
-// expand(), and with experts dot_by_digits(), int8 codes as two digits of 4 bits (MSD).
+// Packed matrices of few bits: what kernels need of an instruction set for them beside int8.h's list, and the
+// words of their codes, with masks. Blocks of them are lowbit_paths.h's. What codes mean stands in the
+// programs, as plain loops: expand(), and with experts dot_by_digits(), int8 codes as two digits of 4 bits
+// (MSD).
 //
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
