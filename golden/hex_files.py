@@ -29,7 +29,8 @@ from golden.hex_tensors import TensorFile, Values, read_tensors
 from golden.tiles import tile, tile_counts
 
 FORMATS = ("hex", "mem", "c", "coe")
-C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float", "float16": "uint16_t"}
+C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float"}
+C_TYPES |= {"float16": "uint16_t", "bfloat16": "uint16_t"}  # their bits
 C_HEAD = "#include <math.h>\n#include <stdint.h>\n\n"
 # What a group or a row of codes shares: a scale, a zero point. A word has one of them unless --scale-lanes says more.
 SHARED = re.compile(r"(^|[._])(scales?|s|zeros|qzeros|groups|assist)$")
@@ -134,11 +135,10 @@ def c_literal(value: float | int) -> str:
 
 def c_array(identifier: str, values: np.ndarray) -> str:
     """`static const TYPE NAME[size] = {...};`, flat. values: of one of C_TYPES, at least one."""
-    flat = (bits_of(values) if values.dtype == np.float16 else values).reshape(-1).tolist()
+    c_type = C_TYPES[values.dtype.name]
+    flat = (bits_of(values) if c_type == "uint16_t" else values).reshape(-1).tolist()
     lines = [", ".join(map(c_literal, flat[i : i + 16])) for i in range(0, len(flat), 16)]
-    return (
-        f"static const {C_TYPES[values.dtype.name]} {identifier}[{values.size}] = {{\n  " + ",\n  ".join(lines) + "};\n"
-    )
+    return f"static const {c_type} {identifier}[{values.size}] = {{\n  " + ",\n  ".join(lines) + "};\n"
 
 
 # ----------------------------------------------------------------------------

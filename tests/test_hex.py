@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -17,7 +18,7 @@ from formats.schemes import GPTQ_FILE as GPTQ_FORMAT
 from formats.tensors import matrix_shapes
 from golden import awq
 from golden.gptq import GPTQ, pack_matrix
-from golden.hex_files import c_literal, check_c_names, words
+from golden.hex_files import c_array, c_literal, check_c_names, words
 from golden.hex_tensors import read_tensors, unpacked
 from golden.moe import MoE
 from golden.op_vectors_gptq import random_matrix
@@ -325,6 +326,11 @@ def test_the_worst_names_in_text_are_one_comment(tmp_path, name, kind):
     ]
     assert rest[: len(heads)] == heads
     assert [int(line.rstrip(",;"), 16) for line in rest[len(heads) :]] == [1, 2, 3]
+
+
+def test_half_and_bfloat16_are_their_bits_in_c():
+    for dtype, numbers in ((np.float16, "15360, 49408"), (ml_dtypes.bfloat16, "16256, 49184")):
+        assert c_array("x", np.array([1, -2.5], dtype)) == f"static const uint16_t x[2] = {{\n  {numbers}}};\n"
 
 
 @pytest.mark.parametrize(

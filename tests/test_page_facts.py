@@ -217,7 +217,7 @@ def test_no_include_points_up():
 
 
 def test_the_house_stays_small():
-    """The limits of contributing.md's table of sizes, which a change may only make smaller."""
+    """The limits of contributing.md's table of sizes, which only a new scheme may raise."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     engine = [path for path in tracked if path.startswith("engine/")]
     words = {path: len((ROOT / path).read_text(encoding="utf-8").split()) for path in tracked if path.endswith(".md")}
