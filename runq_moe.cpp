@@ -1777,7 +1777,8 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
     } else {
         check_value(c.dim % c.n_heads == 0, "dim", c.dim, "not a multiple of n_heads");
     }
-    check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
+    check_value(c.head_dim >= 2 && c.head_dim <= 1 << 12, "head_dim", c.head_dim, "expected 2 to 4096");
+    check_value(c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
     format.check(c);
     return f;
 }

@@ -395,6 +395,19 @@ def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
     assert found.count("ran") >= len(found) // 20
 
 
+def test_heads_of_a_file_without_extension_have_a_limit(tmp_path):
+    """Rows of keys and what loops add up (docs/hardware.md) are bounded by it; in the other files a field says it."""
+    data = bytearray(BIN["tiny-llama.q8"].read_bytes())
+    data[0x40:0x100] = bytes(0xC0)
+    for offset, value in ((0x08, 1 << 13), (0x14, 1), (0x18, 1)):  # dim, n_heads, n_kv_heads
+        data[offset : offset + 4] = value.to_bytes(4, "little")
+    (tmp_path / "model.bin").write_bytes(data)
+    for folder in ("build/plain", "."):
+        done = run(tmp_path / "model.bin", *RUN, folder=folder, program="runq")
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert b"head_dim is 8192, expected 2 to 4096\n" in done.stderr
+
+
 # ---- coverage
 
 FORWARD = ("quantize_group", "quantize", "dot", "matmul", "embed", "rmsnorm", "rope", "softmax", "attention", "swiglu",
