@@ -38,7 +38,7 @@ HAS_SYCL := $(shell command -v $(SYCLCXX) 2>/dev/null)
 
 # Beside those on CPUs, for this machine: opencl, where its headers are (make build/packages-opencl), and sycl, where one of
 # its compilers is.
-BACKENDS ?= $(if $(findstring $(MACHINE),$(shell uname -m)),$(if $(wildcard /usr/include/CL/cl.h),opencl) $(if $(HAS_SYCL),sycl))
+BACKENDS ?= $(if $(findstring $(MACHINE),$(shell uname -m)),$(if $(wildcard /usr/include/CL/opencl.hpp),opencl) $(if $(HAS_SYCL),sycl))
 .PHONY: portable
 portable: $(PORTABLE)/runq_gptq $(foreach b,$(CPU_BACKENDS) $(BACKENDS),$(call BACKEND_PATH,$b))
 
@@ -62,7 +62,7 @@ endef
 $(foreach b,$(CPU_BACKENDS),$(eval $(call cpu_backend,$b)))
 
 $(call BACKEND_PATH,opencl): engine/backend/opencl.cpp engine/backend/exports $(OBJECTS)/flags \
-    $(if $(wildcard /usr/include/CL/cl.h),,build/packages-opencl)
+    $(if $(wildcard /usr/include/CL/opencl.hpp),,build/packages-opencl)
 	@mkdir -p $(@D)
 	$(CXX) $(BACKEND_FLAGS) $(BACKEND_LINK) $(DEPS) $< -o $@ -lOpenCL
 

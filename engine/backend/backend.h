@@ -34,22 +34,21 @@ inline std::filesystem::path backend_folder() {
 
 // Those that are there, by name: files quant_gemm_NAME.so (library_suffix).
 inline std::map<std::string, std::filesystem::path> backends_in(const std::filesystem::path& folder) {
-    const std::string prefix = "quant_gemm_", suffix = library_suffix;
+    const std::string prefix = "quant_gemm_";
     std::map<std::string, std::filesystem::path> found;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-        const std::string file = name_of(entry.path().filename());
-        if (file.size() <= prefix.size() + suffix.size()) continue;
-        if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
+        const std::string stem = name_of(entry.path().stem());
+        if (!stem.starts_with(prefix) || entry.path().extension() != library_suffix) continue;
         if (!entry.is_regular_file(error)) continue;  // opening a FIFO would wait for a writer
-        found[file.substr(prefix.size(), file.size() - prefix.size() - suffix.size())] = entry.path();
+        if (stem != prefix) found[stem.substr(prefix.size())] = entry.path();
     }
     return found;
 }
 
 // The name of a function that a back end has to have and has not, or null.
 inline const char* missing_function(const QuantGemmBackend& api) {
-    const bool copies = api.host_memory == 0;  // what the program has into memory of the back end's
+    const bool copies = api.host_memory == 0;
     const std::pair<const char*, bool> needed[] = {{"rank", api.rank == nullptr},
                                                    {"open", api.open == nullptr},
                                                    {"close", api.close == nullptr},
@@ -113,29 +112,21 @@ class Backend : public OtherKernels {
     void quantize(Int8Rows& out, const Rows& x, int group_size) override {
         out.resize(x.n_rows, x.n_cols, group_size);
         const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
-        rows_ = {out.codes.data(), out.scales.data(), out.sums.data(), x.n_rows, x.n_cols, group_size};
-        const float* from = x.row(0);
-        if (api_->host_memory == 0) {
-            rows_.codes = codes_.room<int8_t>(*this, n_codes);
-            rows_.scales = scales_.room<float>(*this, n_groups);
-            rows_.sums = sums_.room<int32_t>(*this, n_groups);
-            float* to = x_.room<float>(*this, n_codes);
-            check("upload", api_->upload(context_, to, from, n_codes * sizeof(float)));
-            from = to;
-        }
+        rows_ = {place(codes_, out.codes.data(), n_codes),
+                 place(scales_, out.scales.data(), n_groups),
+                 place(sums_, out.sums.data(), n_groups),
+                 x.n_rows,
+                 x.n_cols,
+                 group_size};
+        const float* from = place(x_, x.row(0), n_codes);
+        upload(x_.memory, x.row(0), n_codes);
         check("quantize", api_->quantize(context_, &rows_, from));
-        const auto keep_all_nan = [&] { parallel_for(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); }); };
-        if (api_->host_memory != 0) return keep_all_nan();
-        if (!all_finite(x.row(0), n_codes)) {
-            const size_t n_bytes = n_groups * sizeof(float);
-            download(out.scales.data(), rows_.scales, n_bytes);
-            keep_all_nan();
-            check("upload", api_->upload(context_, rows_.scales, out.scales.data(), n_bytes));
-        }
-        if (!keeps_codes_) return;
+        if (copies_ && !keeps_codes_ && all_finite(x.row(0), n_codes)) return;
         download(out.codes.data(), rows_.codes, n_codes);
-        download(out.scales.data(), rows_.scales, n_groups * sizeof(float));
-        download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));
+        download(out.scales.data(), rows_.scales, n_groups);
+        download(out.sums.data(), rows_.sums, n_groups);
+        parallel_for(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); });
+        upload(rows_.scales, out.scales.data(), n_groups);
     }
 
     // Of loaded matrices alone.
@@ -145,43 +136,50 @@ class Backend : public OtherKernels {
         const auto n_values = [&](const QuantProduct& p) {
             return size_t(rows_.n_rows) * size_t(p.w.n_rows);
         };
-        for (const QuantProduct& p : products) {
-            float* to = p.out;
-            if (api_->host_memory == 0) to = outputs_[list.size()].room<float>(*this, n_values(p));
-            list.push_back({to, p.packed->loaded});
-        }
+        for (const QuantProduct& p : products)
+            list.push_back({place(outputs_[list.size()], p.out, n_values(p)), p.packed->loaded});
         check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
-        for (size_t i = 0; i < list.size() && api_->host_memory == 0; i++)
-            download(products[i].out, list[i].out, n_values(products[i]) * sizeof(float));
+        for (size_t i = 0; i < list.size(); i++)
+            download(products[i].out, list[i].out, n_values(products[i]));
     }
 
   private:
-    // Device memory that grows if it has to.
+    // Memory of the back end's.
     struct Room {
         void* memory = nullptr;
-        size_t size = 0;
-        template <class T>
-        T* room(Backend& b, size_t n) {
-            const size_t n_bytes = n * sizeof(T);
-            if (n_bytes <= size) return static_cast<T*>(memory);
-            if (memory != nullptr) b.api_->release(b.context_, memory);
-            memory = nullptr, size = 0;
-            b.check("allocate", b.api_->allocate(b.context_, &memory, n_bytes));
-            size = n_bytes;
-            return static_cast<T*>(memory);
-        }
+        size_t n_bytes = 0;
     };
 
+    // Where the back end has n values: where the program has them, or in a room, which grows if it has to.
+    template <class T>
+    T* place(Room& room, T* of_program, size_t n) {
+        if (!copies_) return of_program;
+        if (const size_t n_bytes = n * sizeof(T); n_bytes > room.n_bytes) {
+            if (room.memory != nullptr) api_->release(context_, room.memory);
+            room = {};
+            check("allocate", api_->allocate(context_, &room.memory, n_bytes));
+            room.n_bytes = n_bytes;
+        }
+        return static_cast<T*>(room.memory);
+    }
+    // n values from one to the other place; nothing, where they are the same.
+    template <class T>
+    void upload(void* to, const T* from, size_t n) {
+        if (copies_) check("upload", api_->upload(context_, to, from, n * sizeof(T)));
+    }
+    template <class T>
+    void download(T* to, const void* from, size_t n) {
+        if (copies_) check("download", api_->download(context_, to, from, n * sizeof(T)));
+    }
     void check(const char* what, int32_t status) {
         if (status == QUANT_GEMM_OK) return;
         const char* text = api_->error_text();
         fail("back end ", name(), ", ", what, ": ", text != nullptr ? text : "it says nothing", " (code ",
              status, ")");
     }
-    void download(void* to, const void* from, size_t n_bytes) {
-        check("download", api_->download(context_, to, from, n_bytes));
-    }
+
     const QuantGemmBackend* api_;
+    bool copies_ = api_->host_memory == 0;  // activations and outputs: its memory is not the program's
     bool keeps_codes_;
     void* context_ = nullptr;
     std::deque<PackedMatrix> loaded_;

@@ -86,87 +86,80 @@ __device__ inline Place place_of(int k, int n, int bits) {
 // ----------------------------------------------------------------------------
 // The functions of a back end
 
-// An open Device, and what it has memory for.
+// An open Device with its memory, and the table of its functions. A device's rank(), allocate(n_bytes),
+// release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and
+// multiply(w, x, out), of one product, are as in QuantGemmBackend, but throw where they fail.
 template <class Device>
-struct Context {
-    Device device;
+struct Context : Device {
     std::set<void*> memory;                // allocated
     std::deque<QuantGemmMatrix> matrices;  // loaded, with the addresses of their tables' copies
 
-    explicit Context(QuantGemmRunLoop loop) : device(loop) {}
+    explicit Context(QuantGemmRunLoop loop) : Device(loop) {}
     ~Context() {
-        for (void* m : memory) guarded([&] { device.release(m); });
+        for (void* m : memory) guarded([&] { Device::release(m); });
     }
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
 
-    void* allocate(size_t n_bytes) { return *memory.insert(device.allocate(n_bytes)).first; }
+    void allocate(void** m, size_t n_bytes) { *m = *memory.insert(Device::allocate(n_bytes)).first; }
     void release(void* m) {
         memory.erase(m);
-        device.release(m);
+        Device::release(m);
     }
-    // w with the addresses of its tables' copies. accepts() has refused other scales.
-    void* load(const QuantGemmMatrix& w) {
-        QuantGemmMatrix& m = matrices.emplace_back(w);
+    // accepts() has refused other scales.
+    void load(const QuantGemmMatrix* w, int32_t, void** matrix) {
+        QuantGemmMatrix& m = matrices.emplace_back(*w);
         const auto copy = [&](auto& address, size_t n_bytes) {
             if (address == nullptr) return;
-            void* to = allocate(n_bytes);
-            device.upload(to, address, n_bytes);
+            void* to = nullptr;
+            allocate(&to, n_bytes);
+            Device::upload(to, address, n_bytes);
             address = static_cast<std::remove_reference_t<decltype(address)>>(to);
         };
-        const size_t n_rows = size_t(w.n_rows), groups = size_t(w.n_cols / w.group);
-        const size_t n_codes = size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols);
-        copy(m.codes, n_rows * n_codes * size_t(w.bits) / 8);
-        copy(m.scales,
-             n_rows * (w.scale_type == QUANT_GEMM_GROUP_FP16 ? groups * sizeof(uint16_t) : sizeof(float)));
-        copy(m.mask, n_rows * size_t(w.n_cols) / 8);
+        const size_t n_rows = size_t(m.n_rows), groups = size_t(m.n_cols / m.group);
+        const size_t n_codes = size_t(m.kind == QUANT_GEMM_SPARSE ? m.n_cols / 2 : m.n_cols);
+        const size_t scale_bytes =
+            m.scale_type == QUANT_GEMM_GROUP_FP16 ? groups * sizeof(uint16_t) : sizeof(float);
+        copy(m.codes, n_rows * n_codes * size_t(m.bits) / 8);
+        copy(m.scales, n_rows * scale_bytes);
+        copy(m.mask, n_rows * size_t(m.n_cols) / 8);
         copy(m.zeros, n_rows * ((groups + 1) / 2));
         copy(m.levels, n_rows * groups);
-        return &m;
+        *matrix = &m;
+    }
+    void quantize(const QuantGemmRows* rows, const float* x) { Device::quantize(*rows, x); }
+    void multiply(const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n) {
+        for (const QuantGemmProduct* p = products; p < products + n; p++)
+            Device::multiply(*static_cast<const QuantGemmMatrix*>(p->matrix), *x, p->out);
+    }
+
+    // A function of the table that calls a member of the context.
+    template <auto member, class... Arguments>
+    static int32_t call(void* context, Arguments... arguments) {
+        return guarded([&] { (static_cast<Context*>(context)->*member)(arguments...); });
+    }
+    static const QuantGemmBackend* functions(const char* name) {
+        static QuantGemmBackend f{};  // the same from every call
+        f.version = QUANT_GEMM_VERSION;
+        f.name = name;
+        f.rank = [] {
+            int32_t rank = 0;
+            guarded([&] { rank = Device::rank(); });
+            return rank;
+        };
+        f.open = [](void** context, QuantGemmRunLoop loop) {
+            return guarded([&] { *context = new Context(loop); });
+        };
+        f.close = [](void* context) { delete static_cast<Context*>(context); };
+        f.accepts = accepts;
+        f.load = call<&Context::load>;
+        f.allocate = call<&Context::allocate>;
+        f.release = [](void* context, void* m) { call<&Context::release>(context, m); };
+        f.upload = call<&Context::upload>;
+        f.download = call<&Context::download>;
+        f.quantize = call<&Context::quantize>;
+        f.multiply = call<&Context::multiply>;
+        f.error_text = error_text;
+        return &f;
     }
 };
-
-// The table of a back end that is a class: Device(loop) opens it. Its rank(), allocate(n_bytes),
-// release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and
-// multiply(w, x, out), of one product, are as in QuantGemmBackend, but throw where they fail.
-template <class Device>
-const QuantGemmBackend* functions_of(const char* name) {
-    using C = Context<Device>;
-    static QuantGemmBackend f{};  // the same from every call
-    f.version = QUANT_GEMM_VERSION;
-    f.name = name;
-    f.rank = [] {
-        int32_t rank = 0;
-        guarded([&] { rank = Device::rank(); });
-        return rank;
-    };
-    f.open = [](void** context, QuantGemmRunLoop loop) { return guarded([&] { *context = new C(loop); }); };
-    f.close = [](void* c) { delete static_cast<C*>(c); };
-    f.accepts = accepts;
-    f.load = [](void* c, const QuantGemmMatrix* w, int32_t, void** matrix) {
-        return guarded([&] { *matrix = static_cast<C*>(c)->load(*w); });
-    };
-    f.allocate = [](void* c, void** memory, size_t n_bytes) {
-        return guarded([&] { *memory = static_cast<C*>(c)->allocate(n_bytes); });
-    };
-    f.release = [](void* c, void* memory) { guarded([&] { static_cast<C*>(c)->release(memory); }); };
-    f.upload = [](void* c, void* to, const void* from, size_t n_bytes) {
-        return guarded([&] { static_cast<C*>(c)->device.upload(to, from, n_bytes); });
-    };
-    f.download = [](void* c, void* to, const void* from, size_t n_bytes) {
-        return guarded([&] { static_cast<C*>(c)->device.download(to, from, n_bytes); });
-    };
-    f.quantize = [](void* c, const QuantGemmRows* rows, const float* x) {
-        return guarded([&] { static_cast<C*>(c)->device.quantize(*rows, x); });
-    };
-    f.multiply = [](void* c, const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n) {
-        return guarded([&] {
-            for (const QuantGemmProduct* p = products; p < products + n; p++) {
-                const auto* w = static_cast<const QuantGemmMatrix*>(p->matrix);
-                static_cast<C*>(c)->device.multiply(*w, *x, p->out);
-            }
-        });
-    };
-    f.error_text = error_text;
-    return &f;
-}

@@ -348,4 +348,4 @@ struct Gpu {
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return functions_of<Gpu>(backend_name); }
+const QuantGemmBackend* quant_gemm_backend() { return Context<Gpu>::functions(backend_name); }

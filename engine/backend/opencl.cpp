@@ -3,13 +3,12 @@
 // A work group takes a row and up to eight tokens. Each of its items expands a group of activations' columns
 // to int8 and multiplies it by all tokens; in the end the items' sums are added up. Written to be short: no
 // local memory holds codes, and no vendor's instructions are used.
-#define CL_TARGET_OPENCL_VERSION 120
-#include <CL/cl.h>
-
-#include <memory>
+#define CL_HPP_MINIMUM_OPENCL_VERSION 120
+#define CL_HPP_TARGET_OPENCL_VERSION 120
+#include <CL/opencl.hpp>
+#include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "engine/backend/device.h"
@@ -132,7 +131,7 @@ void check(cl_int error) {
 }
 
 struct Device {
-    cl_device_id id = nullptr;
+    cl::Device id;
     int32_t rank = 0;
 };
 
@@ -140,111 +139,84 @@ struct Device {
 // if there is none.
 Device best_device() {
     Device best;
-    cl_uint n_platforms = 0;
-    if (clGetPlatformIDs(0, nullptr, &n_platforms) != CL_SUCCESS) n_platforms = 0;
-    std::vector<cl_platform_id> platforms(n_platforms);
-    clGetPlatformIDs(n_platforms, platforms.data(), nullptr);
-    for (cl_platform_id platform : platforms) {
-        cl_uint n = 0;
-        if (clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &n) != CL_SUCCESS) continue;
-        std::vector<cl_device_id> devices(n);
-        clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, devices.data(), nullptr);
-        for (cl_device_id device : devices) {
-            cl_device_type type = 0;
-            cl_device_fp_config floats = 0;
-            clGetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, nullptr);
-            clGetDeviceInfo(device, CL_DEVICE_SINGLE_FP_CONFIG, sizeof floats, &floats, nullptr);
+    std::vector<cl::Platform> platforms;
+    cl::Platform::get(&platforms);
+    for (const cl::Platform& platform : platforms) {
+        std::vector<cl::Device> devices;
+        platform.getDevices(CL_DEVICE_TYPE_ALL, &devices);
+        for (const cl::Device& device : devices) {
             constexpr cl_device_fp_config needed = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT | CL_FP_DENORM;
-            if ((floats & needed) != needed) continue;
-            const int32_t rank = (type & CL_DEVICE_TYPE_GPU) != 0 ? 100 : 1;  // a CPU has faster back ends
+            if ((device.getInfo<CL_DEVICE_SINGLE_FP_CONFIG>() & needed) != needed) continue;
+            const bool is_gpu = (device.getInfo<CL_DEVICE_TYPE>() & CL_DEVICE_TYPE_GPU) != 0;
+            const int32_t rank = is_gpu ? 100 : 1;  // a CPU has faster back ends
             if (rank > best.rank) best = {device, rank};
         }
     }
-    if (best.id == nullptr)
+    if (best.rank == 0)
         throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device whose arithmetic is IEEE 754's");
     return best;
 }
 
-// Arguments of a kernel: addresses, each a cl_mem or null, and ints.
-template <class... Arguments>
-void set_arguments(cl_kernel kernel, Arguments... arguments) {
-    cl_uint i = 0;
-    (check(clSetKernelArg(kernel, i++, sizeof arguments, &arguments)), ...);
-}
-
-// What clCreate... made.
-template <auto release>
-struct Release {
-    void operator()(auto* created) const { release(created); }
-};
-template <class T, auto release>
-using Owned = std::unique_ptr<std::remove_pointer_t<T>, Release<release>>;
-
 // Addresses are cl_mem.
 struct OpenCl {
-    Owned<cl_context, clReleaseContext> context;
-    Owned<cl_command_queue, clReleaseCommandQueue> queue;
-    Owned<cl_program, clReleaseProgram> program;
-    Owned<cl_kernel, clReleaseKernel> multiply_kernel, quantize_kernel;
+    cl::Context context;
+    cl::CommandQueue queue;
+    cl::Kernel multiply_kernel, quantize_kernel;
 
     static int32_t rank() { return best_device().rank; }
     explicit OpenCl(QuantGemmRunLoop) {
-        const Device device = best_device();
+        const cl::Device device = best_device().id;
         cl_int e = CL_SUCCESS;
-        const auto made = [&e](auto* object) { return check(e), object; };
-        context.reset(made(clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e)));
-        queue.reset(made(clCreateCommandQueue(context.get(), device.id, 0, &e)));
-        const char* source = kernels;
-        program.reset(made(clCreateProgramWithSource(context.get(), 1, &source, nullptr, &e)));
-        if (clBuildProgram(program.get(), 1, &device.id, "-cl-fp32-correctly-rounded-divide-sqrt", nullptr,
-                           nullptr) != CL_SUCCESS) {
-            std::vector<char> log(4096);
-            clGetProgramBuildInfo(program.get(), device.id, CL_PROGRAM_BUILD_LOG, log.size() - 1, log.data(),
-                                  nullptr);
-            throw std::runtime_error("the kernels do not compile: " + std::string(log.data()));
-        }
-        multiply_kernel.reset(made(clCreateKernel(program.get(), "multiply", &e)));
-        quantize_kernel.reset(made(clCreateKernel(program.get(), "quantize", &e)));
+        const auto made = [&e](auto object) { return check(e), object; };
+        context = made(cl::Context(device, nullptr, nullptr, nullptr, &e));
+        queue = made(cl::CommandQueue(context, device, 0, &e));
+        cl::Program program = made(cl::Program(context, kernels, false, &e));
+        if (program.build({device}, "-cl-fp32-correctly-rounded-divide-sqrt") != CL_SUCCESS)
+            throw std::runtime_error("the kernels do not compile: " +
+                                     program.getBuildInfo<CL_PROGRAM_BUILD_LOG>(device));
+        multiply_kernel = made(cl::Kernel(program, "multiply", &e));
+        quantize_kernel = made(cl::Kernel(program, "quantize", &e));
     }
 
     void* allocate(size_t n_bytes) {
         cl_int e = CL_SUCCESS;
-        cl_mem m = clCreateBuffer(context.get(), CL_MEM_READ_WRITE, n_bytes > 0 ? n_bytes : 1, nullptr, &e);
+        cl_mem m = clCreateBuffer(context(), CL_MEM_READ_WRITE, std::max<size_t>(n_bytes, 1), nullptr, &e);
         check(e);
         return m;
     }
     void release(void* memory) { clReleaseMemObject(static_cast<cl_mem>(memory)); }
     void upload(void* to, const void* from, size_t n_bytes) {
         if (n_bytes == 0) return;
-        check(clEnqueueWriteBuffer(queue.get(), static_cast<cl_mem>(to), CL_TRUE, 0, n_bytes, from, 0,
-                                   nullptr, nullptr));
+        check(clEnqueueWriteBuffer(queue(), static_cast<cl_mem>(to), CL_TRUE, 0, n_bytes, from, 0, nullptr,
+                                   nullptr));
     }
     void download(void* to, const void* from, size_t n_bytes) {
         if (n_bytes == 0) return;
         cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
-        check(clEnqueueReadBuffer(queue.get(), m, CL_TRUE, 0, n_bytes, to, 0, nullptr, nullptr));
+        check(clEnqueueReadBuffer(queue(), m, CL_TRUE, 0, n_bytes, to, 0, nullptr, nullptr));
     }
 
+    // Arguments: addresses, each a cl_mem or null, and ints.
+    template <class... Arguments>
+    void run(cl::Kernel& kernel, cl::NDRange global, cl::NDRange local, Arguments... arguments) {
+        cl_uint i = 0;
+        (check(kernel.setArg(i++, sizeof arguments, &arguments)), ...);
+        check(queue.enqueueNDRangeKernel(kernel, cl::NullRange, global, local));
+    }
     void quantize(const QuantGemmRows& rows, const float* x) {
-        set_arguments(quantize_kernel.get(), x, rows.codes, rows.scales, rows.sums, rows.group_size);
         const size_t n = size_t(rows.n_rows) * size_t(rows.n_cols / rows.group_size);
-        check(clEnqueueNDRangeKernel(queue.get(), quantize_kernel.get(), 1, nullptr, &n, nullptr, 0, nullptr,
-                                     nullptr));
+        run(quantize_kernel, n, cl::NullRange, x, rows.codes, rows.scales, rows.sums, rows.group_size);
     }
     void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
         const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
                   halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
-        set_arguments(multiply_kernel.get(), w.codes, w.mask, w.scales, w.zeros, w.levels, w.bits, sparse,
-                      two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size, x.codes, x.scales,
-                      x.n_rows, out);
-        const size_t local[2] = {items, 1};
-        const size_t global[2] = {size_t(w.n_rows) * items,
-                                  (size_t(x.n_rows) + tokens_at_once - 1) / tokens_at_once};
-        check(clEnqueueNDRangeKernel(queue.get(), multiply_kernel.get(), 2, nullptr, global, local, 0,
-                                     nullptr, nullptr));
+        const size_t token_groups = (size_t(x.n_rows) + tokens_at_once - 1) / tokens_at_once;
+        run(multiply_kernel, {size_t(w.n_rows) * items, token_groups}, {items, 1}, w.codes, w.mask, w.scales,
+            w.zeros, w.levels, w.bits, sparse, two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size,
+            x.codes, x.scales, x.n_rows, out);
     }
 };
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return functions_of<OpenCl>("opencl"); }
+const QuantGemmBackend* quant_gemm_backend() { return Context<OpenCl>::functions("opencl"); }

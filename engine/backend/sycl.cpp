@@ -178,4 +178,4 @@ struct Sycl {
 
 }  // namespace
 
-const QuantGemmBackend* quant_gemm_backend() { return functions_of<Sycl>("sycl"); }
+const QuantGemmBackend* quant_gemm_backend() { return Context<Sycl>::functions("sycl"); }

@@ -49,7 +49,6 @@ inline void run_dequantize(const AwqMatrix& w, half* out) {
     launch<awq_dequantize>({.grid = grid, .block = 128, .stream = device().stream, .is_early = true}, w, out);
 }
 
-#ifdef HAVE_CUBLAS
 // Each matrix is expanded into `buffer`, which has room for the largest. Null: by the copies in fp16.
 inline void run_cublas(half* buffer, const half* x, int n_tokens, const AwqProducts& products) {
     for (int i = 0; i < products.n; i++) {
@@ -58,14 +57,10 @@ inline void run_cublas(half* buffer, const half* x, int n_tokens, const AwqProdu
         run_cublas(x, n_tokens, buffer != nullptr ? buffer : p.w.fp16, p.w.n_in, p.w.n_out, p.out, p.add);
     }
 }
-#endif
 
-inline bool fast_matmul(const FastMatmul& fast, [[maybe_unused]] const half* x, int n_tokens,
-                        [[maybe_unused]] const AwqProducts& products) {
+inline bool fast_matmul(const FastMatmul& fast, const half* x, int n_tokens, const AwqProducts& products) {
     if (!takes_cublas(fast.how, n_tokens)) return false;
-#ifdef HAVE_CUBLAS
     run_cublas(fast.expanded.get(), x, n_tokens, products);
-#endif
     return true;
 }
 
@@ -160,9 +155,7 @@ inline Transformer load_transformer(const std::string& path, const Options& opti
     const bool traced = trace != nullptr;
     try {
         device();
-#ifdef HAVE_CUBLAS
         cublas();  // its workspace takes device memory, too
-#endif
         const uint64_t n_logits = options.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
         const auto on_device = device_parts(file, planned, options, context, traced);
         std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
@@ -233,9 +226,7 @@ inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
 // All options that other programs may not have.
 const std::vector<OwnOption> own_options = [] {
     std::vector<OwnOption> all = scheme_options;
-#ifdef HAVE_CUBLAS
-    all[0].choices.assign(std::begin(matmul_names), std::end(matmul_names));
-#endif
+    if (has_cublas) all[0].choices.assign(std::begin(matmul_names), std::end(matmul_names));
     return all;
 }();
 

@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <numbers>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -102,6 +101,8 @@ class RotationTable {
 // Products of fp16 matrices by cuBLAS
 
 #ifdef HAVE_CUBLAS
+constexpr bool has_cublas = true;
+
 // Opened at first use, on the device's stream. Throws std::runtime_error if that fails.
 inline cublasHandle_t cublas() {
     // A workspace of our own: without one, cuBLAS would allocate while a graph is captured. 32 MiB is its own
@@ -130,6 +131,10 @@ inline void run_cublas(const half* x, int n_tokens, const half* w, int n_in, int
                      CUDA_R_32F, n_out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (status != CUBLAS_STATUS_SUCCESS) fail("cublasGemmEx: status ", status);
 }
+#else  // then nothing calls these
+constexpr bool has_cublas = false;
+inline void cublas() {}
+inline void run_cublas(const half*, int, const half*, int, int, float*, bool, bool = false) {}
 #endif
 
 // ----------------------------------------------------------------------------
@@ -137,15 +142,10 @@ inline void run_cublas(const half* x, int n_tokens, const half* w, int n_in, int
 
 // out (n_tokens, n_out) = x (n_tokens, n_in) times the transpose of an fp16 matrix (n_out, n_in), by cuBLAS.
 // False, and nothing done, if there is none, or only one token.
-inline bool fast_classifier([[maybe_unused]] DeviceRows<float>& out,
-                            [[maybe_unused]] const DeviceRows<half>& x, [[maybe_unused]] const half* matrix) {
-#ifdef HAVE_CUBLAS
-    if (x.n_rows > 1) {
-        run_cublas(x.get(), x.n_rows, matrix, x.n_cols, out.n_cols, out.get(), false, true);
-        return true;
-    }
-#endif
-    return false;
+inline bool fast_classifier(DeviceRows<float>& out, const DeviceRows<half>& x, const half* matrix) {
+    if (!has_cublas || x.n_rows <= 1) return false;
+    run_cublas(x.get(), x.n_rows, matrix, x.n_cols, out.n_cols, out.get(), false, true);
+    return true;
 }
 
 constexpr int arg_max_threads = 256, arg_max_blocks = 256;  // of a block; of a launch, at most as many
@@ -244,16 +244,13 @@ inline Matmul matmul_option(const Options& o) {
 inline bool keeps_fp16(Matmul how) { return how == Matmul::predequant || how == Matmul::fp16; }
 
 // Tokens from which on expanding a matrix for cuBLAS is faster than awq_gemm: docs/gpu-results.md.
-[[maybe_unused]] constexpr int dequantize_from = 256;
+constexpr int dequantize_from = 256;
 
 // Whether cuBLAS multiplies n_tokens tokens, and not a kernel of runq_awq.cu.
-inline bool takes_cublas([[maybe_unused]] Matmul how, [[maybe_unused]] int n_tokens) {
-#ifdef HAVE_CUBLAS
+inline bool takes_cublas(Matmul how, int n_tokens) {
+    if (!has_cublas) return false;
     return how == Matmul::fp16 || (n_tokens > 1 && (how == Matmul::dequant || how == Matmul::predequant)) ||
            (n_tokens >= dequantize_from && how == Matmul::fused);
-#else
-    return false;
-#endif
 }
 
 // How products are computed, and the memory that it takes, in chunks of up to max_tokens tokens.
@@ -286,17 +283,16 @@ class Graphs {
     // The second run captures a graph, from then on that graph is launched.
     template <class Step>
     void run(const Key& key, Step step) {
-        const bool is_first = seen_.insert(key).second;
-        if (!is_first && !graphs_.contains(key) && graphs_.size() < max_graphs)
-            graphs_.emplace(key, Graph(capture(step), cudaGraphExecDestroy));
-        const auto found = graphs_.find(key);
-        if (found == graphs_.end()) return step();
-        check(cudaGraphLaunch(found->second.get(), device().stream), "cudaGraphLaunch");
+        const auto [entry, is_first] = graphs_.try_emplace(key, nullptr, cudaGraphExecDestroy);
+        Graph& graph = entry->second;
+        if (!is_first && !graph && n_graphs_ < max_graphs) graph.reset(capture(step)), n_graphs_++;
+        if (!graph) return step();
+        check(cudaGraphLaunch(graph.get(), device().stream), "cudaGraphLaunch");
     }
 
   private:
     using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, cudaError_t (*)(cudaGraphExec_t)>;
-    static constexpr size_t max_graphs = 16;  // each takes some device memory
+    static constexpr int max_graphs = 16;  // each takes some device memory
 
     template <class Step>
     static cudaGraphExec_t capture(Step step) {
@@ -317,8 +313,8 @@ class Graphs {
         return graph;
     }
 
-    std::set<Key> seen_;
-    std::map<Key, Graph> graphs_;  // of these
+    std::map<Key, Graph> graphs_;  // of all keys that were run; null: not captured
+    int n_graphs_ = 0;             // that are not null
 #else
     template <class Step>
     void run(const Key&, Step step) {
