@@ -393,9 +393,6 @@ struct DeviceKvCache {
     half* values(int layer) const { return all_values.get() + size_t(layer) * layer_size(); }
 };
 
-#ifdef ENGINE
-#include "engine/gpu/program.cuh"
-#else
 // lift rescaled_frequency
 // What rope_scaling makes of a frequency, in radians per position: it is divided by `factor` for x up to low,
 // stays from high on, with a blend between. x grows with the frequency.
@@ -404,13 +401,20 @@ inline double rescaled_frequency(double frequency, double factor, double x, doub
     return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
-// cos and sin of every position and pair, (context, head_dim / 2). Pair i turns by theta^(-2i / head_dim)
-// radians per position, rounded to fp32; angles are fp64 (Su et al. 2021, arXiv 2104.09864).
+// cos and sin of every position and pair, (context, head_dim / 2), on the device. Pair i turns by
+// theta^(-2i / head_dim) radians per position, rounded to fp32; angles are fp64 (Su et al. 2021, arXiv
+// 2104.09864). They are computed as a run comes to its positions, some thousand at a time: those of a long
+// context would take seconds.
 struct RotationTable {
+    int context, n_ready = 0;        // positions
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    double attention_factor;         // YaRN's, of both
     DeviceBuffer<float2> table;
 
-    RotationTable(const ModelConfig& c, int context) : table(size_t(context) * size_t(c.head_dim / 2)) {
-        std::vector<float2> rows(table.size());
+    RotationTable(const ModelConfig& c, int n_positions)
+        : context(n_positions),
+          attention_factor(c.attention_factor),
+          table(size_t(n_positions) * size_t(c.head_dim / 2)) {
         for (int i = 0; i < c.head_dim / 2; i++) {
             double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
             // llama3 goes by turns within the context that the model was first trained on, YaRN by the pair
@@ -418,18 +422,30 @@ struct RotationTable {
             const double x = c.rope_type == 1 ? turns : c.head_dim - i;
             if (c.rope_type > 0)
                 f = rescaled_frequency(f, c.rope_factor, x, c.low_freq_factor, c.high_freq_factor);
-            for (int pos = 0; pos < context; pos++) {
-                const double angle = double(pos) * float(f);
-                rows[size_t(pos) * size_t(c.head_dim / 2) + size_t(i)] = make_float2(
-                    float(c.attention_factor * std::cos(angle)), float(c.attention_factor * std::sin(angle)));
+            frequencies.push_back(float(f));
+        }
+    }
+    // Before positions up to end - 1 are used.
+    void reach(int end) {
+        if (end <= n_ready) return;
+        const int first = n_ready, step = 4096;
+        n_ready = std::min(context, (end + step - 1) / step * step);
+        std::vector<float2> rows;
+        for (int pos = first; pos < n_ready; pos++) {
+            for (const float frequency : frequencies) {
+                const double angle = double(pos) * frequency;
+                rows.push_back(make_float2(float(attention_factor * std::cos(angle)),
+                                           float(attention_factor * std::sin(angle))));
             }
         }
-        table.upload(rows.data(), rows.size());
+        table.upload(rows.data(), rows.size(), size_t(first) * frequencies.size());
     }
-    void reach(int) {}  // the engine's table grows up to that position
     operator const DeviceBuffer<float2>&() const { return table; }
 };
 
+#ifdef ENGINE
+#include "engine/gpu/program.cuh"
+#else
 // ----------------------------------------------------------------------------
 // The file of a model: 256 bytes of header, the weights, the tokenizer section; little-endian
 

@@ -1,7 +1,6 @@
 // What runq_awq.cu has before its operations when it is compiled alone, under the same names: a header and
-// tensors, options and trace; angles, here computed as a run comes to their positions. And what its products,
-// its attention and its classifier ask first, and the most probable token. It is included there behind the
-// rows and the KV cache, which it takes.
+// tensors, options and trace. And what its products, its attention and its classifier ask first, and the most
+// probable token. It is included there behind the rows and the KV cache, which it takes.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <numbers>
 #include <span>
 #include <string>
 #include <utility>
@@ -39,63 +37,6 @@
 
 template <>
 inline constexpr const char* tensor_type<half> = "F16";
-
-// RoPE (Su et al. 2021, arXiv 2104.09864): radians per position of each pair, theta^(-2i / head_dim),
-// (head_dim / 2,) fp32. A rescaling divides the frequencies of long wavelengths by `factor`, leaves short
-// wavelengths alone and blends in between, over turns (Llama 3.1 and later) or over pairs (YaRN, Peng et al.
-// 2023, arXiv 2309.00071; linear, which divides all).
-inline std::vector<float> rope_frequencies(const ModelConfig& c) {
-    std::vector<float> all(size_t(c.head_dim) / 2);
-    for (size_t i = 0; i < all.size(); i++) {
-        double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
-        if (c.rope_type > 0) {
-            // Turns within the context that the model was first trained on.
-            const double turns = c.original_max_position * f / (2 * std::numbers::pi);
-            const double x = c.rope_type == 1 ? turns : c.head_dim - double(i);
-            const double low = c.low_freq_factor, high = c.high_freq_factor;
-            const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
-            f = (1 - smooth) * f / c.rope_factor + smooth * f;
-        }
-        all[i] = float(f);
-    }
-    return all;
-}
-
-// cos and sin of every position and pair, (context, head_dim / 2), on the device. They are computed as a run
-// comes to its positions, some thousand at a time: those of a long context would take seconds.
-class RotationTable {
-  public:
-    RotationTable(const ModelConfig& c, int context)
-        : context_(context),
-          frequencies_(rope_frequencies(c)),
-          attention_factor_(c.attention_factor),
-          table_(size_t(context) * frequencies_.size()) {}
-
-    // Before positions up to end - 1 are used.
-    void reach(int end) {
-        if (end <= n_ready_) return;
-        constexpr int step = 4096;
-        const int first = n_ready_;
-        n_ready_ = std::min(context_, (end + step - 1) / step * step);
-        std::vector<float2> rows;
-        rows.reserve(size_t(n_ready_ - first) * frequencies_.size());
-        for (int pos = first; pos < n_ready_; pos++) {
-            for (const float frequency : frequencies_) {
-                const double angle = double(pos) * frequency;  // in fp64, rounded once
-                rows.push_back(make_float2(float(attention_factor_ * std::cos(angle)),
-                                           float(attention_factor_ * std::sin(angle))));
-            }
-        }
-        table_.upload(rows.data(), rows.size(), size_t(first) * frequencies_.size());
-    }
-    operator const DeviceBuffer<float2>&() const { return table_; }
-
-  private:
-    int context_, n_ready_ = 0;       // positions
-    std::vector<float> frequencies_;  // (head_dim / 2,)
-    double attention_factor_;         // YaRN's, of both
-    DeviceBuffer<float2> table_;
-};
 
 // ----------------------------------------------------------------------------
 // Products of fp16 matrices by cuBLAS
