@@ -2,6 +2,7 @@
 // these have their codes, how they get there, and the table of functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "engine/backend/quant_gemm.h"
 
@@ -85,6 +87,17 @@ __device__ inline Place place_of(int k, int n, int bits) {
 
 // ----------------------------------------------------------------------------
 // The functions of a back end
+
+// The device of the highest rank; of equals, the first. Throws if none has one above 0.
+template <class Device>
+Device best_of(const std::vector<Device>& devices, int32_t (*rank_of)(const Device&), const char* kind) {
+    const auto best = std::max_element(devices.begin(), devices.end(), [&](const Device& a, const Device& b) {
+        return rank_of(a) < rank_of(b);
+    });
+    if (best != devices.end() && rank_of(*best) > 0) return *best;
+    throw DeviceError(QUANT_GEMM_NO_DEVICE,
+                      std::string("there is no ") + kind + " device whose arithmetic is IEEE 754's");
+}
 
 // An open Device with its memory, and the table of its functions. A device's rank(), allocate(n_bytes),
 // release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and

@@ -130,31 +130,22 @@ void check(cl_int error) {
                       "OpenCL error " + std::to_string(error));
 }
 
-struct Device {
-    cl::Device id;
-    int32_t rank = 0;
-};
+// A device has to divide as IEEE 754 says and to keep subnormals, so that scales are exact.
+int32_t rank_of(const cl::Device& device) {
+    constexpr cl_device_fp_config needed = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT | CL_FP_DENORM;
+    if ((device.getInfo<CL_DEVICE_SINGLE_FP_CONFIG>() & needed) != needed) return 0;
+    const bool is_gpu = (device.getInfo<CL_DEVICE_TYPE>() & CL_DEVICE_TYPE_GPU) != 0;
+    return is_gpu ? 100 : 1;  // a CPU has faster back ends
+}
 
-// The best device. It has to divide as IEEE 754 says and to keep subnormals, so that scales are exact. Throws
-// if there is none.
-Device best_device() {
-    Device best;
+cl::Device best_device() {
     std::vector<cl::Platform> platforms;
+    std::vector<cl::Device> all, some;
     cl::Platform::get(&platforms);
-    for (const cl::Platform& platform : platforms) {
-        std::vector<cl::Device> devices;
-        platform.getDevices(CL_DEVICE_TYPE_ALL, &devices);
-        for (const cl::Device& device : devices) {
-            constexpr cl_device_fp_config needed = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT | CL_FP_DENORM;
-            if ((device.getInfo<CL_DEVICE_SINGLE_FP_CONFIG>() & needed) != needed) continue;
-            const bool is_gpu = (device.getInfo<CL_DEVICE_TYPE>() & CL_DEVICE_TYPE_GPU) != 0;
-            const int32_t rank = is_gpu ? 100 : 1;  // a CPU has faster back ends
-            if (rank > best.rank) best = {device, rank};
-        }
-    }
-    if (best.rank == 0)
-        throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device whose arithmetic is IEEE 754's");
-    return best;
+    for (const cl::Platform& platform : platforms)
+        if (platform.getDevices(CL_DEVICE_TYPE_ALL, &some) == CL_SUCCESS)
+            all.insert(all.end(), some.begin(), some.end());
+    return best_of(all, rank_of, "OpenCL");
 }
 
 // Addresses are cl_mem.
@@ -163,9 +154,9 @@ struct OpenCl {
     cl::CommandQueue queue;
     cl::Kernel multiply_kernel, quantize_kernel;
 
-    static int32_t rank() { return best_device().rank; }
+    static int32_t rank() { return rank_of(best_device()); }
     explicit OpenCl(QuantGemmRunLoop) {
-        const cl::Device device = best_device().id;
+        const cl::Device device = best_device();
         cl_int e = CL_SUCCESS;
         const auto made = [&e](auto object) { return check(e), object; };
         context = made(cl::Context(device, nullptr, nullptr, nullptr, &e));

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
-#include <optional>
 
 #include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
@@ -128,15 +127,7 @@ int32_t rank_of(const sycl::device& device) {
     return device.is_gpu() ? 105 : 1;  // a CPU has faster back ends
 }
 
-// Throws if there is none.
-sycl::device best_device() {
-    std::optional<sycl::device> best;
-    for (const sycl::device& device : sycl::device::get_devices())
-        if (rank_of(device) > (best ? rank_of(*best) : 0)) best = device;
-    if (!best)
-        throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no SYCL device whose arithmetic is IEEE 754's");
-    return *best;
-}
+sycl::device best_device() { return best_of(sycl::device::get_devices(), rank_of, "SYCL"); }
 
 void rethrow(const sycl::exception_list& errors) {
     for (const std::exception_ptr& e : errors) std::rethrow_exception(e);
