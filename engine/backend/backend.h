@@ -1,5 +1,5 @@
-// Back ends as a program uses them: found, opened, given the model's matrices, and then asked for products.
-// quant_gemm.h is the interface to them.
+// How a program uses back ends: it finds and opens one, loads the model's matrices into it, and asks it for
+// products. quant_gemm.h is the interface to them.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@
 #include "engine/os/threads.h"
 #include "engine/text/utf8.h"
 
-// Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
+// The folder of back ends: $RUNQ_BACKENDS, or else `backends` beside the program.
 inline std::filesystem::path backend_folder() {
     if (const std::string folder = environment("RUNQ_BACKENDS"); !folder.empty()) return path_of(folder);
     return program_file().parent_path() / "backends";
 }
 
-// Those that are there, by name: files quant_gemm_NAME.so (library_suffix).
+// The back ends in a folder, by name: files quant_gemm_NAME.so (library_suffix).
 inline std::map<std::string, std::filesystem::path> backends_in(const std::filesystem::path& folder) {
     const std::string prefix = "quant_gemm_";
     std::map<std::string, std::filesystem::path> found;
@@ -46,7 +46,7 @@ inline std::map<std::string, std::filesystem::path> backends_in(const std::files
     return found;
 }
 
-// The name of a function that a back end has to have and has not, or null.
+// The name of a required function that a back end lacks, or null.
 inline const char* missing_function(const QuantGemmBackend& api) {
     const bool copies = api.host_memory == 0;
     const std::pair<const char*, bool> needed[] = {{"rank", api.rank == nullptr},
@@ -66,9 +66,8 @@ inline const char* missing_function(const QuantGemmBackend& api) {
     return nullptr;
 }
 
-// The functions of a back end. It stays loaded until the process ends, because its threads' memory does.
-// Throws std::runtime_error if there is none in the file, or one for another version of the interface, or if
-// something is missing in it.
+// Loads a back end, which stays loaded until the process ends, because its threads' memory does. Throws
+// std::runtime_error if the file is none, is for another version of the interface, or lacks something.
 inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
     void* symbol = library_function(file, "quant_gemm_backend");
     const std::string name = name_of(file);
@@ -87,7 +86,7 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
 // std::runtime_error with the back end's own text if it fails.
 class Backend : public OtherKernels {
   public:
-    // keeps_codes: also where the memory is the back end's own, Int8Rows get the codes and scales.
+    // keeps_codes: quantize() gives the program the codes and scales even if the back end has its own memory.
     Backend(const QuantGemmBackend* api, bool keeps_codes) : api_(api), keeps_codes_(keeps_codes) {
         check("open", api->open(&context_, run_loop));
     }
@@ -100,13 +99,13 @@ class Backend : public OtherKernels {
     // Throws if it does not multiply such matrices.
     void check_format(const QuantMatrix& w) { check("matrix", api_->accepts(context_, &w)); }
 
-    // Takes w for multiply(). in_place: w's memory is read, which has to stay, if the back end can.
+    // Loads w for multiply(). in_place: w is read where it is, and has to stay there, if the back end can.
     void load(const QuantMatrix& w, bool in_place) {
         void* matrix = nullptr;
         check("load", api_->load(context_, &w, in_place ? 1 : 0, &matrix));
         loaded_.push_back({{}, matrix});
     }
-    // The i-th matrix that was loaded; it is there as long as this is.
+    // The i-th matrix that was loaded; it lives as long as this.
     const PackedMatrix* loaded(size_t i) const { return &loaded_[i]; }
 
     void quantize(Int8Rows& out, const Rows& x, int group_size) override {
@@ -129,7 +128,7 @@ class Backend : public OtherKernels {
         upload(rows_.scales, out.scales.data(), n_groups);
     }
 
-    // Of loaded matrices alone.
+    // All matrices have to be loaded.
     void multiply(std::span<const QuantProduct> products) override {
         std::vector<QuantGemmProduct> list;
         outputs_.resize(std::max(outputs_.size(), products.size()));
@@ -150,7 +149,7 @@ class Backend : public OtherKernels {
         size_t n_bytes = 0;
     };
 
-    // Where the back end has n values: where the program has them, or in a room, which grows if it has to.
+    // Where the back end keeps n values: where the program has them, or in a room, which grows if needed.
     template <class T>
     T* place(Room& room, T* of_program, size_t n) {
         if (!copies_) return of_program;
@@ -162,7 +161,7 @@ class Backend : public OtherKernels {
         }
         return static_cast<T*>(room.memory);
     }
-    // n values from one to the other place; nothing, where they are the same.
+    // Copies n values, unless the back end uses the program's memory.
     template <class T>
     void upload(void* to, const T* from, size_t n) {
         if (copies_) check("upload", api_->upload(context_, to, from, n * sizeof(T)));
@@ -179,7 +178,7 @@ class Backend : public OtherKernels {
     }
 
     const QuantGemmBackend* api_;
-    bool copies_ = api_->host_memory == 0;  // activations and outputs: its memory is not the program's
+    bool copies_ = api_->host_memory == 0;  // the back end has its own memory
     bool keeps_codes_;
     void* context_ = nullptr;
     std::deque<PackedMatrix> loaded_;

@@ -16,9 +16,9 @@
 const OwnOption backend_option = {
     "--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"};
 
-// Has the model's matrices loaded by the back end that --backend chooses, or packed for this build's kernels;
-// with --info no matrix is. Returns what will quantize and multiply. Throws as open_backend() does; warnings
-// are notes.
+// Loads the model's matrices into the back end that --backend chooses, or packs them for this build's
+// kernels; with --info neither. Returns the name of what will quantize and multiply. Throws as open_backend()
+// does; warnings are notes.
 inline std::string choose_kernels(Transformer& m, const Options& options) {
     const bool packs = packs_weights(m.file, options);
     auto matrices = multiplied(m.weights);

@@ -1,9 +1,9 @@
-// Back end on this CPU, for one level of its instructions: what is asked before it is open, and errors.
-// cpu_kernels.cpp has the rest.
+// Back end on this CPU, for one level of its instructions (BACKEND): the table of functions, those that are
+// called before open() has succeeded, and errors. cpu_kernels.cpp has the rest.
 //
-// This file is compiled for any processor of the architecture and the other one for those with BACKEND's
-// instructions. So rank() can run anywhere, and nothing of the other file does before it said that it may.
-// There is no template and no inline function here: of those the linker would keep one copy of the two.
+// This file is compiled for any processor of the architecture, the other one for those with BACKEND's
+// instructions. So rank() and open() run anywhere, and keep the other file from running where it cannot.
+// There is no template and no inline function here: the linker would keep one copy for both files.
 #include "engine/backend/cpu_kernels.h"
 #include "engine/cpu/processor.h"
 

@@ -13,14 +13,13 @@ namespace {
 
 struct Context {
     PackedMatrices packed;
-    std::deque<QuantProduct>
-        matrices;  // that were loaded, packed unless they are read in place; no `out` yet
+    std::deque<QuantProduct> matrices;  // loaded, packed unless read in place; `out` is null
 };
 
 int32_t no_memory() { return cpu_fail(QUANT_GEMM_NO_MEMORY, "out of memory"); }
 
-// Where there are no instructions for it (level `portable`): what quant_matmul does, each row expanded once
-// and multiplied by all tokens.
+// Does what quant_matmul does where it has no path (level `portable`): expands each row once and multiplies
+// it by all tokens.
 void multiply_plainly(const QuantRows& x, const QuantProduct& p) {
     const int groups = n_groups(x), size = x.group_size;
     parallel_ranges(p.w.n_rows, [&](int begin, int end) {

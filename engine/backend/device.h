@@ -1,5 +1,5 @@
-// What back ends with memory of their own share: errors, which matrices of a model file they multiply, where
-// these have their codes, how they get there, and the table of functions.
+// What back ends on a device with its own memory share: errors, which formats they multiply and how codes are
+// laid out, the choice of a device, loading matrices into its memory, and the table of functions.
 #pragma once
 
 #include <algorithm>

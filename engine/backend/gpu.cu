@@ -8,12 +8,12 @@
 
 #include "simt/cuda.h"
 
-// Behind it, as they take its words.
+// After it, because it defines __device__.
 #include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
 
-// What it is compiled for; and what multiplies a tile: the tensor cores (HAS_MMA), or dp4a where there are
-// none (AMD; with wavefronts of 64 the emulator, too).
+// The target. HAS_MMA: tensor cores multiply a tile; otherwise dp4a does (on AMD, and in the emulator with
+// wavefronts of 64).
 #if defined(__HIPCC__)
 #define HAS_MMA 0
 constexpr const char* backend_name = "hip";

@@ -1,5 +1,5 @@
 // What runq_awq.cu has behind forward() when it is compiled alone: everything from a loaded model to words on
-// the screen. It is included there, as it takes the program's own names: Transformer, forward, run_layers,
+// the screen. Included there, because it uses the program's own names: Transformer, forward, run_layers,
 // file_format, max_chunk, program_name, program_summary, scheme_text and scheme_options.
 #pragma once
 

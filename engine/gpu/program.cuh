@@ -1,6 +1,6 @@
 // What runq_awq.cu has before its operations when it is compiled alone, under the same names: a header and
-// tensors, options and trace. And what its products, its attention and its classifier ask first, and the most
-// probable token. It is included there behind the rows and the KV cache, which it takes.
+// tensors, options and trace. And the faster forms of its products, attention and classifier, which these try
+// first, and the most probable token. Included there after the rows and the KV cache, which it uses.
 #pragma once
 
 #include <algorithm>
