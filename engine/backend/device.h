@@ -140,6 +140,8 @@ struct Context : Device {
         copy(m.levels, n_rows * groups);
         *matrix = &m;
     }
+    void upload(void* to, const void* from, size_t n_bytes) { Device::upload(to, from, n_bytes); }
+    void download(void* to, const void* from, size_t n_bytes) { Device::download(to, from, n_bytes); }
     void quantize(const QuantGemmRows* rows, const float* x) { Device::quantize(*rows, x); }
     void multiply(const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n) {
         for (const QuantGemmProduct* p = products; p < products + n; p++)
