@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string>
 
 #include "engine/app/streams.h"
@@ -15,7 +14,7 @@ enum class Typed { line, too_long, end, ctrl_c };
 
 // With libedit (make LINE_EDITOR=1, the default) arrow keys, history, Ctrl-R and what else ~/.editrc says; a
 // paste, even of several lines, stays one text. Without it, or where standard input or error is no terminal,
-// a line ends where the stream has one.
+// a line ends where the stream has one. There is one editor at a time.
 class LineEditor {
   public:
     // `most`: bytes that a text may have; of a longer one no more is kept in memory. `history`: a file of
@@ -23,6 +22,8 @@ class LineEditor {
     // as if it were empty. Its folders are made with its first line.
     LineEditor(const Streams& io, std::string history, size_t most);
     ~LineEditor();
+    LineEditor(const LineEditor&) = delete;
+    LineEditor& operator=(const LineEditor&) = delete;
 
     // Reads a line without its end. If a terminal is read from, it stands behind the marker.
     Typed read(const char* marker, std::string& line);
@@ -30,11 +31,9 @@ class LineEditor {
     void remember(const std::string& text);
 
   private:
-    struct Keys;  // libedit's, or nothing
     Streams io_;
     bool terminal_;
     std::string history_;
     size_t most_;
-    bool is_cut_ = false;         // the last line was longer: its rest comes next, and is dropped
-    std::unique_ptr<Keys> keys_;  // null: lines as they come
+    bool has_keys_ = false;  // libedit reads
 };
