@@ -43,17 +43,18 @@ constexpr const char* paste_begins = "\033[200~";
 constexpr std::wstring_view paste_ends = L"\033[201~";
 
 // ----------------------------------------------------------------------------
-// The terminal while there is an editor. It shows nothing by itself: between two lines and during an answer
-// what is typed waits for the next marker, and stands behind it then. Before a signal stops or ends the
-// program, the terminal is as it was at first. Functions that the signal handler calls use no memory.
+// The terminal while there is an editor. It echoes nothing itself: what is typed between two lines or during
+// an answer waits, and appears behind the next marker. Before a signal stops or ends the program, the
+// terminal gets its first settings back. The handler only makes calls that are async-signal-safe (man 7
+// signal-safety).
 
-// Another size; the program goes on after Ctrl-Z. Then what ends a program (Ctrl-C the second time), and
+// A new size, and the program going on after Ctrl-Z; then what ends a program (the second Ctrl-C does), and
 // Ctrl-Z.
 constexpr int signals[] = {SIGWINCH, SIGCONT, SIGINT, SIGHUP,  SIGQUIT, SIGTERM,
                            SIGPIPE,  SIGABRT, SIGBUS, SIGSEGV, SIGTSTP};
 
-volatile std::sig_atomic_t has_changed = 0;  // what the editor knows of the terminal is old
-volatile std::sig_atomic_t is_reading = 0;   // the editor has it as it needs it
+volatile std::sig_atomic_t has_changed = 0;  // what the editor knows of the terminal is out of date
+volatile std::sig_atomic_t is_reading = 0;   // the terminal has the editor's settings
 int terminal_in, terminal_err;
 termios at_first{}, between_lines{};
 struct sigaction before[NSIG];  // what each signal did

@@ -1,5 +1,5 @@
-// A whole file in memory, and a file that is there as a whole or not at all, whatever ends the process while
-// it is written.
+// Files mapped into memory, and new files that replace the old ones as a whole or not at all, whatever ends
+// the process while they are written.
 #pragma once
 
 #include <cerrno>
@@ -22,16 +22,17 @@ inline std::span<const std::byte> mapped_pages(const void* p, size_t n) {
     const size_t before = size_t(begin - mapped_range.begin) % page_size();
     return {begin - before, before + n};
 }
-// Gives back their memory: read again, they come from the disk or from what the system keeps of it. Not the
-// last one's, unless these bytes fill it: what is read of it next would bring its neighbours back.
+// Frees their memory: read again, they come from the disk or from the system's page cache. The last page
+// stays, unless these bytes fill it: to read the rest of it would bring its neighbours back.
 inline void drop_mapped(const void* p, size_t n) {
     const auto pages = mapped_pages(p, n);
     drop_pages(pages.first(pages.size() / page_size() * page_size()));
 }
-// They will be read soon: they can begin to come from the disk.
+// Starts to read them from the disk: they are used soon.
 inline void want_mapped(const void* p, size_t n) { want_pages(mapped_pages(p, n)); }
 
-// It is mapped: what is read of it comes from the disk then, and can be dropped again where memory is short.
+// A file mapped into memory: its pages come from the disk when they are first read, and the system can drop
+// them again where memory is short.
 struct MappedFile {
     const std::span<const std::byte> bytes;
     const std::string shown;  // the path as an error line may have it
@@ -56,30 +57,22 @@ struct MappedFile {
 class NewFile {
   public:
     // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
-    // no regular file. A link is followed, also to a file that is not there yet. is_named: it has a name of
-    // its own in any case.
-    explicit NewFile(const std::string& path, bool is_named = false) : path_(path), target_(path_of(path)) {
+    // no regular file. A link is followed, also to a file that is not there yet.
+    explicit NewFile(const std::string& path) : path_(path), target_(path_of(path)) {
         std::error_code error;
         const std::filesystem::file_status status = std::filesystem::status(target_, error);
         if (error && error.value() != ENOENT) fail(error.value());
         if (std::filesystem::is_directory(status)) fail(EISDIR);
         if (std::filesystem::is_other(status))
             throw std::runtime_error(path_ + ": cannot write: not a regular file");
-        if (std::filesystem::is_regular_file(status)) target_ = std::filesystem::canonical(target_);
         while (std::filesystem::is_symlink(std::filesystem::symlink_status(target_)))
             target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
         folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
-        fd_ = is_named ? -1 : create_unnamed(folder_);
-        if (fd_ < 0) {
-            remove_left_over();
-            temporary_ = unused_name([&](const std::filesystem::path& name) {
-                fd_ = create_named(name);
-                return fd_ >= 0;
-            });
-        }
-        stream_ = stream_of(fd_);
-        if (stream_ == nullptr) fail(errno);
+        stream_ = create_unnamed(folder_);
+        if (stream_ != nullptr) return;
+        remove_left_over();
+        temporary_ = unused_name([&](const auto& name) { return (stream_ = create_named(name)) != nullptr; });
     }
     ~NewFile() {
         if (stream_ != nullptr) std::fclose(stream_);
@@ -95,9 +88,9 @@ class NewFile {
 
     // Puts what has been written under the path, in place of what is there. Throws as the constructor.
     void commit() {
-        if (std::fflush(stream_) != 0 || !flush_to_disk(fd_)) fail(errno);
+        if (!flush_to_disk(stream_)) fail(errno);
         if (temporary_.empty())
-            temporary_ = unused_name([&](const std::filesystem::path& name) { return give_name(fd_, name); });
+            temporary_ = unused_name([&](const auto& name) { return give_name(stream_, name); });
         if (!replace_file(std::exchange(stream_, nullptr), temporary_, target_)) fail(errno);
         temporary_.clear();
     }
@@ -109,11 +102,11 @@ class NewFile {
 
     // What processes that were killed have left in the folder.
     void remove_left_over() const {
-        std::error_code error;
-        std::filesystem::directory_iterator entry(folder_, error);
-        for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-            const std::string name = name_of(entry->path().filename());
-            if (name.starts_with(".runq-") && name.ends_with(".part")) remove_stale(entry->path());
+        std::error_code ignored;
+        for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
+            const std::string name = name_of(entry.path().filename());
+            if (name.starts_with(".runq-") && name.ends_with(".part") && entry.is_regular_file(ignored))
+                remove_stale(entry.path());
         }
     }
 
@@ -132,6 +125,5 @@ class NewFile {
     std::string path_;  // as it was given
     std::filesystem::path target_, folder_;
     std::filesystem::path temporary_;  // the file's name until it is in place; empty: it has none
-    int fd_ = -1;
     std::FILE* stream_ = nullptr;
 };

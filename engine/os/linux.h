@@ -11,7 +11,6 @@
 #include <fstream>
 #include <set>
 #include <sstream>
-#include <utility>
 
 constexpr const char* library_suffix = ".so";  // how the names of shared libraries end
 
@@ -44,18 +43,13 @@ inline bool list_has(const std::string& list, const std::string& word) {
 inline std::vector<std::string> cgroup_directories(const std::string& controller, const std::string& root) {
     // A line for each hierarchy: "4:memory:/path" in version 1, "0::/path" in version 2.
     struct Group {
-        bool is_v2;
-        std::string path;
+        std::string id, controllers, path;
     };
     std::vector<Group> groups;
     std::ifstream cgroups(root + "/proc/self/cgroup");
-    for (std::string line; std::getline(cgroups, line);) {
-        const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) continue;
-        const std::string controllers = line.substr(first + 1, second - first - 1);
-        if (controllers.empty() || list_has(controllers, controller))
-            groups.push_back({controllers.empty(), line.substr(second + 1)});
-    }
+    for (Group g; std::getline(cgroups, g.id, ':') && std::getline(cgroups, g.controllers, ':') &&
+                  std::getline(cgroups, g.path);)
+        if (g.controllers.empty() || list_has(g.controllers, controller)) groups.push_back(g);
 
     // "36 35 0:29 FROM AT options... - cgroup source OPTIONS": the group FROM is the directory AT.
     std::vector<std::string> directories;
@@ -68,8 +62,8 @@ inline std::vector<std::string> cgroup_directories(const std::string& controller
         }
         words >> type >> word >> options;
         for (const Group& group : groups) {
-            if (group.is_v2 ? type != "cgroup2" : type != "cgroup" || !list_has(options, controller))
-                continue;
+            const bool is_v2 = group.controllers.empty();
+            if (is_v2 ? type != "cgroup2" : type != "cgroup" || !list_has(options, controller)) continue;
             // The group's place below AT. A group that is not below FROM cannot be seen from here; then AT is
             // the closest that there is.
             std::string inside = group.path == "/" ? "" : group.path;
@@ -100,7 +94,7 @@ inline uint64_t peak_memory_bytes() {
 inline uint64_t cgroup_memory_left(const std::string& root = "") {
     uint64_t left = no_limit;
     for (const std::string& group : cgroup_directories("memory", root)) {
-        // Over memory.max a process is killed; over memory.high all are held up until the group has shrunk.
+        // Over memory.max a process is killed; over memory.high all are slowed until the group has shrunk.
         const uint64_t limit = std::min({number_in(group + "/memory.max"), number_in(group + "/memory.high"),
                                          number_in(group + "/memory.limit_in_bytes")});
         if (limit == no_limit) continue;
@@ -144,16 +138,15 @@ inline uint64_t available_memory(const std::string& root = "") {
 // if the system does not say. Two hardware threads of one core share its load ports, so a second one adds
 // nothing to loops that wait for memory or keep the vector units full.
 inline int system_cores() {
-    std::set<std::pair<uint64_t, uint64_t>> cores;  // (package, core)
+    std::set<std::string> cores;  // the hardware threads of each: "0,64"
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &allowed)) continue;
-        const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-        const uint64_t package = number_in(topology + "physical_package_id"),
-                       core = number_in(topology + "core_id");
-        // Without a core_id (some containers hide /sys) every CPU counts as a core of its own.
-        cores.insert(core != no_limit ? std::pair(package, core) : std::pair(no_limit - 1, uint64_t(cpu)));
+        std::string siblings = std::to_string(cpu);  // a core of its own, where a container hides /sys
+        std::ifstream list("/sys/devices/system/cpu/cpu" + siblings + "/topology/thread_siblings_list");
+        list >> siblings;
+        cores.insert(siblings);
     }
     return static_cast<int>(cores.size());
 }

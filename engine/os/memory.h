@@ -1,5 +1,5 @@
-// Memory that exists once it is used; memory that is counted instead of taken: what a run needs is known
-// before it takes any; and how fast memory can be read.
+// Memory that the system provides as it is first touched; a count of what a run would take, before it takes
+// any; and how fast memory can be read.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ struct MemoryPart {
     const char* advice = "";  // what makes it smaller, if anything does
 };
 
-// While one exists, scratch() (cpu/rows.h), LazyMemory and DeviceBuffer (gpu/device.h) of this thread take no
-// memory and say here how much they would have: cpu_memory() in app/model.h counts a run so. What was made is
-// only destroyed.
+// While one exists, scratch() (cpu/rows.h), LazyMemory and DeviceBuffer (gpu/device.h) of this thread
+// allocate nothing and add here how much they would have: so cpu_memory() in app/model.h counts a run.
+// Objects made meanwhile can only be destroyed.
 //
 //     MemoryCount count;
 //     const RunState counted(...);
@@ -54,8 +54,8 @@ class MemoryCount {
     uint64_t at_once_ = 0, as_used_ = 0;
 };
 
-// Zeroed memory in huge pages, by take_pages() of posix.h. The page behind it is nobody's: an index that
-// runs over the end ends the program and changes nothing.
+// Zeroed memory in huge pages, by take_pages() of posix.h, which puts a guard page behind it: an index past
+// the end ends the program and changes nothing.
 class LazyMemory {
   public:
     LazyMemory() = default;
@@ -63,14 +63,12 @@ class LazyMemory {
     // for.
     LazyMemory(size_t n_bytes, const std::string& what) {
         if (MemoryCount::counts_as_used(n_bytes)) return;
-        const size_t page = page_size();
-        const size_t used = (n_bytes + page - 1) / page * page;
-        data_ = {take_pages(used + page), {used + page}};
+        const size_t page = page_size(), n_taken = (n_bytes + page - 1) / page * page + page;
+        data_ = {take_pages(n_taken), {n_taken}};
         if (data_ == nullptr) {
             throw std::runtime_error("not enough memory for " + what + ": " + std::to_string(n_bytes) +
                                      " bytes");
         }
-        forbid_pages(as<char>() + used, page);
     }
     template <class T>
     T* as() const {
@@ -91,15 +89,12 @@ inline uint32_t sum_words(const uint32_t* words, size_t n) {
     typedef uint32_t Vector __attribute__((vector_size(16)));
     static_assert(4 * sizeof(Vector) == 64);
     const auto* v = reinterpret_cast<const Vector*>(words);
-    Vector a{}, b{}, c{}, d{};
+    Vector sums[4]{};
     for (size_t i = 0; i < n / 4; i += 4) {
         __builtin_prefetch(v + i + 256);
-        a += v[i];
-        b += v[i + 1];
-        c += v[i + 2];
-        d += v[i + 3];
+        for (size_t j = 0; j < 4; j++) sums[j] += v[i + j];
     }
-    const Vector sum = (a + b) + (c + d);
+    const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 

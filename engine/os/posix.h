@@ -19,7 +19,8 @@
 inline size_t page_size() { return size_t(sysconf(_SC_PAGESIZE)); }  // bytes
 
 // Zeroed memory that the system provides as it is first touched, in huge pages where it has them: hardware
-// stops fetching ahead at the end of each page of memory. Null if the system refuses.
+// stops fetching ahead at the end of each page of memory. n_bytes: a number of whole pages. The last one is
+// a guard page, which ends the program if it is touched. Null if the system refuses.
 inline void* take_pages(size_t n_bytes) {
     void* pages =
         mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,11 +28,10 @@ inline void* take_pages(size_t n_bytes) {
 #ifdef MADV_HUGEPAGE
     madvise(pages, n_bytes, MADV_HUGEPAGE);  // a refusal does no harm
 #endif
+    mprotect(static_cast<char*>(pages) + n_bytes - page_size(), page_size(), PROT_NONE);
     return pages;
 }
 inline void release_pages(void* pages, size_t n_bytes) { munmap(pages, n_bytes); }
-// From now on these pages are nobody's: touching them ends the program.
-inline void forbid_pages(void* pages, size_t n_bytes) { mprotect(pages, n_bytes, PROT_NONE); }
 
 // Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.
 template <class T>
@@ -81,11 +81,11 @@ inline std::span<const std::byte> map_file(const std::string& path) {
 inline void unmap_file(std::span<const std::byte> file) {
     munmap(const_cast<std::byte*>(file.data()), file.size());
 }
-// Gives back the memory of some pages of a mapped file, which may be none.
+// Frees the memory of some pages of a mapped file, which may be none.
 inline void drop_pages(std::span<const std::byte> pages) {
     madvise(const_cast<std::byte*>(pages.data()), pages.size(), MADV_DONTNEED);
 }
-// Begins to read such pages from the disk, and does not wait for them.
+// Starts to read such pages from the disk, and does not wait for them.
 inline void want_pages(std::span<const std::byte> pages) {
     madvise(const_cast<std::byte*>(pages.data()), pages.size(), MADV_WILLNEED);
 }
@@ -97,14 +97,14 @@ inline long disk_reads() {
     return usage.ru_inblock + usage.ru_majflt;
 }
 
-// For NewFile (files.h). Each returns -1 or false, and errno, if it fails.
+// For NewFile (files.h). Each returns null or false, and errno, if it fails.
 // Opens a new file to be written that has no name yet, in this folder.
-inline int create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
+inline std::FILE* create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
 #ifdef O_TMPFILE
     if (access("/proc/self/fd", X_OK) == 0)  // by which give_name() finds it; not every chroot has it
-        return open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+        return fdopen(open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666), "wb");
 #endif
-    return -1;
+    return nullptr;
 }
 // A lock that lasts as long as the file is open. False where there is none, or another has it.
 inline bool lock_file([[maybe_unused]] int fd, [[maybe_unused]] int how) {
@@ -114,36 +114,34 @@ inline bool lock_file([[maybe_unused]] int fd, [[maybe_unused]] int how) {
     return flock(fd, how) == 0;
 #endif
 }
-inline bool give_name(int fd, const std::filesystem::path& name) {
-    lock_file(fd, LOCK_EX | LOCK_NB);
-    const std::string self = "/proc/self/fd/" + std::to_string(fd);
+inline bool give_name(std::FILE* stream, const std::filesystem::path& name) {
+    lock_file(fileno(stream), LOCK_EX | LOCK_NB);
+    const std::string self = "/proc/self/fd/" + std::to_string(fileno(stream));
     return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
 // The same with a name, of no file that is there.
-inline int create_named(const std::filesystem::path& name) {
+inline std::FILE* create_named(const std::filesystem::path& name) {
     const int fd = open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-    if (fd < 0) return -1;
+    if (fd < 0) return nullptr;
     lock_file(fd, LOCK_EX);
     struct stat info {};
-    if (fstat(fd, &info) == 0 && info.st_nlink > 0) return fd;
+    if (fstat(fd, &info) == 0 && info.st_nlink > 0) return fdopen(fd, "wb");
     close(fd);  // before it had its lock, another took it for stale
     errno = EEXIST;
-    return -1;
+    return nullptr;
 }
 // Removes a file that create_named() made in a process that has ended; one that is still open stays.
 inline void remove_stale(const std::filesystem::path& name) {
     const int fd = open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return;
-    struct stat info {};
-    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && lock_file(fd, LOCK_EX | LOCK_NB))
-        unlink(name.c_str());
+    if (lock_file(fd, LOCK_EX | LOCK_NB)) unlink(name.c_str());
     close(fd);
 }
-inline std::FILE* stream_of(int fd) { return fdopen(fd, "wb"); }
 // Waits until what was written is on the disk: without that a crash of the machine could leave a name with
 // nothing behind it.
-inline bool flush_to_disk(int fd) {
-    return fsync(fd) == 0 || errno == EINVAL;  // nothing to wait for
+inline bool flush_to_disk(std::FILE* stream) {
+    if (std::fflush(stream) != 0) return false;
+    return fsync(fileno(stream)) == 0 || errno == EINVAL;  // nothing to wait for
 }
 // Closes the stream, which has written `from`. That is then `to`, which may have been there; at no time is
 // there a part of it.
@@ -209,19 +207,19 @@ inline int read_byte(std::FILE* in) { return std::getc(in); }
 // Waits until a terminal has something to read: true. False if Ctrl-C has come, before or meanwhile, and may
 // also be false otherwise: a signal may come after the last look at what its handler sets and before the wait
 // begins, or be taken by another thread. So no wait is long.
-#ifdef __wasm__  // nothing comes meanwhile there
-inline bool wait_for_input(std::FILE*) { return !interrupted; }
-#else
-inline bool wait_for_input(std::FILE* in) {
+inline bool wait_for_input([[maybe_unused]] std::FILE* in) {
     if (interrupted) return false;
+#ifdef __wasm__
+    return true;  // nothing comes meanwhile there
+#else
     timeval longest{0, 250000};  // microseconds
     fd_set ready;                // not poll(), which does not take terminals on every macOS
     FD_ZERO(&ready);
     FD_SET(fileno(in), &ready);
     const int n_ready = select(fileno(in) + 1, &ready, nullptr, nullptr, &longest);
     return !interrupted && (n_ready > 0 || (n_ready < 0 && errno != EINTR));
-}
 #endif
+}
 
 // As std::fread, except that what a person types is UTF-8, and that it may end with what a pipe or terminal
 // holds (0: the end, or Ctrl-C): fread() would go on to wait for all n, and a Ctrl-C between two of its waits

@@ -1,5 +1,5 @@
-// What this project asks of the operating system: names of files, the time, what handlers of signals look at;
-// then, in posix.h, each function with what it does, or in windows.h the same ones. All else of engine/ is
+// What this project asks of the operating system: names of files, the time, what signal handlers read; then
+// posix.h, which says what each function does, or windows.h with the same functions. All else of engine/ is
 // the same everywhere.
 //
 // Names of files, arguments and what is typed are UTF-8, on every system. No static object of engine/os/ has

@@ -3,12 +3,12 @@
 //     parallel_for(n, [&](int i) { ... });                     a call for each i
 //     parallel_ranges(n, [&](int begin, int end) { ... });     a call for each run of them
 //
-// Each thread begins with a part of its own, n / threads items one behind the other, and takes some of them
-// at a time, fewer and fewer. A thread that is done goes on with what is left of the others' parts: one that
-// comes late, or that the system has stopped, is waited for only if it has something in hand.
+// Each thread begins with its own n / threads consecutive items, and takes them in chunks that get smaller. A
+// thread that is done takes chunks of the others' parts (work stealing): one that comes late, or that the
+// system has stopped, delays the loop only while it holds a chunk.
 //
-// A thread that has nothing to do looks again and again, for 50 microseconds, whether there is another loop,
-// as there nearly always is, and then sleeps. A loop within a loop runs in its own thread.
+// An idle thread polls for 50 microseconds, in which the next loop nearly always comes, and then sleeps. A
+// loop within a loop runs in the thread that calls it.
 #pragma once
 
 #include <algorithm>
@@ -106,14 +106,14 @@ class ThreadPool {
 
     // What helper t does until the pool ends.
     void help(int t) {
-        // Who ends the pool writes quit_ and then turn_. Read the other way round, no end is slept through.
+        // stop() writes quit_ and then turn_. As they are read in the opposite order, no stop is missed.
         for (uint32_t turn, seen = 0; turn = turn_.load(), !quit_;) {
             if (turn == seen || turn % 2 == 0) {
                 wait_while(turn_, turn);
                 continue;
             }
             seen = turn;
-            // Either who closes the loop sees this, and waits; or it is closed, and this sees that.
+            // Either run_shared() sees this and waits, or it has closed the loop, and turn_ shows that.
             n_inside_.fetch_add(1);
             if (turn_.load() == turn) work(t);
             if (n_inside_.fetch_sub(1) == 1) wake_all(n_inside_);

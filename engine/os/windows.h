@@ -50,13 +50,13 @@ inline size_t page_size() {
 
 // Windows promises all of it at once, and provides a page when it is touched.
 inline void* take_pages(size_t n_bytes) {
-    return VirtualAlloc(nullptr, n_bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    void* pages = VirtualAlloc(nullptr, n_bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    char* guard = static_cast<char*>(pages) + n_bytes - page_size();
+    DWORD before = 0;
+    if (pages != nullptr) VirtualProtect(guard, page_size(), PAGE_NOACCESS, &before);
+    return pages;
 }
 inline void release_pages(void* pages, size_t) { VirtualFree(pages, 0, MEM_RELEASE); }
-inline void forbid_pages(void* pages, size_t n_bytes) {
-    DWORD before = 0;
-    VirtualProtect(pages, n_bytes, PAGE_NOACCESS, &before);
-}
 
 inline uint64_t peak_memory_bytes() {
     PROCESS_MEMORY_COUNTERS counters{};
@@ -156,16 +156,18 @@ inline long disk_reads() {
     return n++;
 }
 
-inline int create_unnamed(const std::filesystem::path&) { return -1; }
-inline bool give_name(int, const std::filesystem::path&) { return false; }
-inline int create_named(const std::filesystem::path& name) {
-    return _wopen(name.c_str(), _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY | _O_NOINHERIT,
-                  _S_IREAD | _S_IWRITE);
+inline std::FILE* create_unnamed(const std::filesystem::path&) { return nullptr; }
+inline bool give_name(std::FILE*, const std::filesystem::path&) { return false; }
+inline std::FILE* create_named(const std::filesystem::path& name) {
+    const int fd =
+        _wopen(name.c_str(), _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY | _O_NOINHERIT, _S_IREAD | _S_IWRITE);
+    return fd < 0 ? nullptr : _fdopen(fd, "wb");
 }
 // Left alone: a file that is open cannot be removed, but one has to be closed before it gets its name.
 inline void remove_stale(const std::filesystem::path&) {}
-inline std::FILE* stream_of(int fd) { return _fdopen(fd, "wb"); }
-inline bool flush_to_disk(int fd) { return _commit(fd) == 0; }
+inline bool flush_to_disk(std::FILE* stream) {
+    return std::fflush(stream) == 0 && _commit(_fileno(stream)) == 0;
+}
 inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
                          const std::filesystem::path& to) {
     if (std::fclose(stream) != 0) return false;
@@ -239,40 +241,29 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
     return n_written;
 }
 
-// A line of the console in UTF-8, and how much of it has been read.
-struct ConsoleLine {
-    std::string bytes{};
-    size_t next = 0;
-
-    // False at the end of the input, which is Ctrl-Z or Ctrl-D at the beginning of a line, and at Ctrl-C.
-    bool read(HANDLE console) {
-        std::wstring wide(1024, L'\0');
+// The next line of the console in UTF-8. Empty at the end of the input, which is Ctrl-Z or Ctrl-D at the
+// beginning of a line, and at Ctrl-C.
+inline std::string console_line(HANDLE console) {
+    std::wstring line;
+    while (!line.ends_with(L'\n') && !interrupted) {
+        wchar_t part[1024];
         DWORD n = 0;
-        bool whole = false;
-        bytes.clear(), next = 0;
-        while (!whole) {
-            wchar_t* to = wide.data() + n;
-            DWORD n_more = 0;
-            if (!ReadConsoleW(console, to, DWORD(wide.size()) - n, &n_more, nullptr) || n_more == 0) {
-                // The handler of Ctrl-C runs in a thread of its own, perhaps later than this.
-                for (int i = 0; i < 100 && !interrupted; i++) Sleep(1);
-                return false;
-            }
-            n += n_more;
-            whole = wide[n - 1] == L'\n' || interrupted;
-            if (n == wide.size()) wide.resize(2 * wide.size());
+        if (!ReadConsoleW(console, part, DWORD(std::size(part)), &n, nullptr) || n == 0) {
+            // The handler of Ctrl-C runs in a thread of its own, perhaps later than this.
+            for (int i = 0; i < 100 && !interrupted; i++) Sleep(1);
+            return "";
         }
-        if (interrupted || wide[0] == 0x1A || wide[0] == 0x04) return false;
-        bytes = to_utf8({wide.data(), n});
-        return true;
+        line.append(part, n);
     }
-};
+    return interrupted || line[0] == 0x1A || line[0] == 0x04 ? "" : to_utf8(line);
+}
 
 inline int read_byte(std::FILE* in) {
     if (!is_terminal(in)) return std::getc(in);
-    static ConsoleLine line;
-    if (line.next == line.bytes.size() && !line.read(handle_of(in))) return EOF;
-    return static_cast<unsigned char>(line.bytes[line.next++]);
+    static std::string line;
+    static size_t next = 0;
+    if (next == line.size()) line = console_line(handle_of(in)), next = 0;
+    return line.empty() ? EOF : static_cast<unsigned char>(line[next++]);
 }
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) {
     if (!is_terminal(in)) return std::fread(bytes, 1, n, in);
