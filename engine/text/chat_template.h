@@ -40,11 +40,6 @@ inline std::string_view chat_trim(std::string_view s) {
     const auto is_space = [](char32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); };
     return without_leading(without_trailing(s, is_space), is_space);
 }
-inline std::string_view trim_newlines(std::string_view s, bool left, bool right) {
-    while (left && !s.empty() && s.front() == '\n') s.remove_prefix(1);
-    while (right && !s.empty() && s.back() == '\n') s.remove_suffix(1);
-    return s;
-}
 
 // The conversation as Hugging Face's apply_chat_template() writes it, for the templates that consist of
 // literal pieces; the exporter has compared the two. Throws std::runtime_error for a conversation that is
@@ -52,6 +47,7 @@ inline std::string_view trim_newlines(std::string_view s, bool left, bool right)
 inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessage> messages, bool think,
                              bool generation_prompt) {
     if (messages.empty()) fail("chat: no messages");
+    using enum ChatTemplate::Flag;
     const auto has = [&](ChatTemplate::Flag flag) { return (chat.flags & flag) != 0; };
     // no_system: before the first message when that is no system message. late_system: one that does not come
     // first. generate, generate_no_think: what the model is given to continue, thinking on and off.
@@ -66,11 +62,10 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
     for (size_t i = 0, first = messages[0].role == "system"; i < messages.size(); i++) {
         const auto& [role, text] = messages[i];
         const bool tool = text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
-        if (role == "user" && (!tool || has(ChatTemplate::turns_only))) last_user = i;
+        if (role == "user" && (!tool || has(turns_only))) last_user = i;
         const bool in_turn =
             i < first ? messages.size() > 1 : role == ((i - first) % 2 ? "assistant" : "user");
-        if (has(ChatTemplate::turns_only) && !in_turn)
-            fail("chat: with this template, user and assistant must take turns");
+        if (has(turns_only) && !in_turn) fail("chat: with this template, user and assistant must take turns");
     }
 
     std::string out = messages[0].role == "system" ? "" : no_system;
@@ -79,33 +74,35 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
         std::string_view text = valid;
         const std::string& role = messages[i].role;
         if (role == "system") {
-            if (i > 0 && !has(ChatTemplate::late_system)) fail("chat: the system message must be the first");
-            if (has(ChatTemplate::trim_system)) text = chat_trim(text);
+            if (i > 0 && !has(late_system)) fail("chat: the system message must be the first");
+            if (has(trim_system)) text = chat_trim(text);
             out.append(i == 0 ? system_prefix : late_system_prefix).append(text);
             out.append(i == 0 ? system_suffix : late_system_suffix);
         } else if (role == "user") {
-            if (has(ChatTemplate::trim_user)) text = chat_trim(text);
-            const bool folded = has(ChatTemplate::fold_system) && i == 1 && messages[0].role == "system";
+            if (has(trim_user)) text = chat_trim(text);
+            const bool folded = has(fold_system) && i == 1 && messages[0].role == "system";
             out.append(folded ? "" : user_prefix).append(text).append(user_suffix);
         } else if (role == "assistant") {
             constexpr std::string_view open = "<think>", close = "</think>";
-            if (const size_t end = text.rfind(close); has(ChatTemplate::drop_thoughts) && end != text.npos)
-                text = trim_newlines(text.substr(end + close.size()), has(ChatTemplate::strip_answer), false);
-            if (has(ChatTemplate::trim_assistant)) text = chat_trim(text);
+            const auto is_newline = [](char32_t c) { return c == '\n'; };
+            if (const size_t end = text.rfind(close); has(drop_thoughts) && end != text.npos) {
+                text.remove_prefix(end + close.size());
+                if (has(strip_answer)) text = without_leading(text, is_newline);
+            }
+            if (has(trim_assistant)) text = chat_trim(text);
             out.append(assistant_prefix);
             // "<think>\nthoughts\n</think>\n\nanswer", with text that has no </think> all answer.
             std::string_view thoughts;
-            if (const size_t end = text.rfind(close); has(ChatTemplate::think_blocks) && end != text.npos) {
+            if (const size_t end = text.rfind(close); has(think_blocks) && end != text.npos) {
                 thoughts = text.substr(0, text.find(close));
                 if (const size_t begin = thoughts.rfind(open); begin != thoughts.npos)
                     thoughts.remove_prefix(begin + open.size());
-                thoughts = trim_newlines(thoughts, true, true);
-                text = trim_newlines(text.substr(end + close.size()), true, false);
+                thoughts = without_leading(without_trailing(thoughts, is_newline), is_newline);
+                text = without_leading(text.substr(end + close.size()), is_newline);
             }
-            const bool current = has(ChatTemplate::think_blocks) && last_user < i;
-            if (current && (i + 1 == messages.size() || !thoughts.empty())) {
+            if (has(think_blocks) && last_user < i && (i + 1 == messages.size() || !thoughts.empty())) {
                 out.append(think_open).append(thoughts).append(think_close);
-                text = trim_newlines(text, has(ChatTemplate::strip_answer), false);
+                if (has(strip_answer)) text = without_leading(text, is_newline);
             }
             out.append(text).append(assistant_suffix);
         } else {

@@ -63,7 +63,6 @@ inline bool newer_than_unicode_9(char32_t c) {
 // marks that follow each other are sorted by combining class (UAX #15), and what composes is composed.
 // utf8proc_map() does the same, but sorts in quadratic time.
 inline void append_nfc(std::string_view s, std::string& out) {
-    if (s.empty()) return;
     const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     const auto check = [](utf8proc_ssize_t n) {
         if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
@@ -97,31 +96,28 @@ inline void append_nfc(std::string_view s, std::string& out) {
 
 // NFC by the tables of Unicode 9. A character below U+0300 neither changes by itself nor acts on what stands
 // before it, so that text may be cut in front of it, and a run of them needs no work but for the last one, to
-// which marks may follow. A newer mark ends one stretch of text and starts the next, which keeps it there.
+// which marks may follow. A newer mark stays where it is: the text is cut on both sides of it.
 inline std::string nfc(std::string_view s) {
     const auto is_simple = [&](size_t i) { return static_cast<uint8_t>(s[i]) < 0xCC; };  // U+0300 is CC 80
     std::string out;
     out.reserve(s.size());
-    size_t start = 0;  // of the stretch not yet handed out
     for (size_t i = 0; i < s.size();) {
-        if (is_simple(i)) {
-            append_nfc(s.substr(start, i - start), out);
-            start = i;
-            while (i < s.size() && is_simple(i)) i++;
-            const size_t last = i - utf8_last(s.substr(start, i - start)).size();
-            out.append(s.substr(start, last - start));
-            start = last;
-            continue;
+        const size_t run = i;
+        while (i < s.size() && is_simple(i)) i++;
+        const size_t last = i > run ? i - utf8_last(s.substr(0, i)).size() : i;
+        out.append(s.substr(run, last - run));
+        size_t newer = 0;  // bytes of a newer mark at i
+        while (i < s.size() && !is_simple(i) && newer == 0) {
+            const Utf8Char c = utf8_first(s.substr(i));
+            if (newer_than_unicode_9(c.code))
+                newer = c.length;
+            else
+                i += c.length;
         }
-        const Utf8Char c = utf8_first(s.substr(i));
-        if (newer_than_unicode_9(c.code)) {
-            append_nfc(s.substr(start, i - start), out);
-            out.append(s.substr(i, c.length));
-            start = i + c.length;
-        }
-        i += c.length;
+        append_nfc(s.substr(last, i - last), out);
+        out.append(s.substr(i, newer));
+        i += newer;
     }
-    append_nfc(s.substr(start), out);
     return out;
 }
 
@@ -221,9 +217,9 @@ struct AnchoredRegex {
         if (rc == PCRE2_ERROR_PARTIAL) return undecided;
         if (rc == PCRE2_ERROR_NOMATCH) return -1;
         if (rc < 0) {
-            std::string why = message(rc);
-            if (rc == PCRE2_ERROR_CALLOUT)
-                why = "it takes more than " + std::to_string(budget.total) + " steps";
+            const std::string why = rc != PCRE2_ERROR_CALLOUT
+                                        ? message(rc)
+                                        : "it takes more than " + std::to_string(budget.total) + " steps";
             fail("tokenizer: pattern fails at byte ", at, " of a text of ", text.size(), ": ", why);
         }
         return static_cast<ptrdiff_t>(std::max(pcre2_get_ovector_pointer(budget.data.get())[1], at));
@@ -243,9 +239,7 @@ struct AnchoredRegex {
                                                          pattern.size(), options, &error, &offset, nullptr),
                                            pcre2_code_free);
         if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();  // no fault of the pattern
-        if (!result) {
-            fail("tokenizer: ", what, " does not compile at byte ", offset, ": ", message(error));
-        }
+        if (!result) fail("tokenizer: ", what, " does not compile at byte ", offset, ": ", message(error));
         return result;
     }
 };

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <queue>
 #include <span>
 #include <string>
@@ -222,17 +223,12 @@ class Tokenizer : public Vocabulary {
 
     // Merges a word's ids as merge_short() does, in O(n log n): a linked list of ids, and a heap of the
     // merges that were possible when they were pushed. One whose ids have changed since is skipped.
-    size_t merge_long(std::span<int> id) const {  // -1: merged into the one on its left
-        struct Candidate {
-            uint32_t rank, left, right;  // left and right: positions
-            bool operator<(const Candidate& o) const {
-                return rank != o.rank ? rank > o.rank : left > o.left;
-            }
-        };
+    size_t merge_long(std::span<int> id) const {    // -1: merged into the one on its left
+        using Candidate = std::array<uint32_t, 3>;  // rank, and the positions of left and right
         if (id.size() > UINT32_MAX) fail("tokenizer: a word of 4 GiB");
         const auto n = static_cast<uint32_t>(id.size()), none = n;
         std::vector<uint32_t> next(n), previous(n);
-        std::priority_queue<Candidate> heap;
+        std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
         const auto push = [&](uint32_t left, uint32_t right) {
             if (left == none || right == none) return;
             const uint32_t rank = merges_[merge_slot(id[left], id[right])].rank;
@@ -241,17 +237,17 @@ class Tokenizer : public Vocabulary {
         for (uint32_t i = 0; i < n; i++) next[i] = i + 1, previous[i] = i > 0 ? i - 1 : none;
         for (uint32_t i = 0; i + 1 < n; i++) push(i, i + 1);
         while (!heap.empty()) {
-            const Candidate c = heap.top();
+            const auto [rank, left, right] = heap.top();
             heap.pop();
-            if (id[c.left] < 0 || id[c.right] < 0 || next[c.left] != c.right) continue;
-            const Merge& merge = merges_[merge_slot(id[c.left], id[c.right])];
-            if (merge.rank != c.rank) continue;
-            id[c.left] = merge.merged;
-            id[c.right] = -1;
-            next[c.left] = next[c.right];
-            if (next[c.left] != none) previous[next[c.left]] = c.left;
-            push(previous[c.left], c.left);
-            push(c.left, next[c.left]);
+            if (id[left] < 0 || next[left] != right) continue;
+            const Merge& merge = merges_[merge_slot(id[left], id[right])];
+            if (merge.rank != rank) continue;
+            id[left] = merge.merged;
+            id[right] = -1;
+            next[left] = next[right];
+            if (next[left] != none) previous[next[left]] = left;
+            push(previous[left], left);
+            push(left, next[left]);
         }
         return static_cast<size_t>(std::remove(id.begin(), id.end(), -1) - id.begin());
     }

@@ -123,21 +123,16 @@ inline std::string_view without_trailing(std::string_view s, bool (*is_space)(ch
 // stay as they are.
 inline std::string printable(std::string_view text, std::string_view kept = "") {
     std::string out;
-    const auto spell = [&](char32_t code) {
-        constexpr const char* digits = "0123456789abcdef";
-        out += {'\\', 'x', digits[code >> 4 & 0xF], digits[code & 0xF]};
-    };
+    constexpr const char* digits = "0123456789abcdef";
     while (!text.empty()) {
         const Utf8Char c = utf8_first(text);
-        const std::string_view bytes = text.substr(0, static_cast<size_t>(c.length));
-        const bool is_control = c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0);
-        if (!c.valid) {
-            for (const char byte : bytes) spell(static_cast<uint8_t>(byte));
-        } else if (is_control && kept.find(bytes) == kept.npos) {
-            spell(c.code);
-        } else {
+        const std::string_view bytes = text.substr(0, c.valid ? static_cast<size_t>(c.length) : 1);
+        const char32_t code = c.valid ? c.code : static_cast<uint8_t>(text[0]);
+        const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
+        if (c.valid && (!is_control || kept.find(bytes) != kept.npos))
             out += bytes;
-        }
+        else
+            out += {'\\', 'x', digits[code >> 4], digits[code & 0xF]};
         text.remove_prefix(bytes.size());
     }
     return out;

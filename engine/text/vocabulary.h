@@ -36,14 +36,12 @@ class RandomHash {
 
     uint64_t operator()(std::string_view s) const {
         uint64_t h = (*this)(s.size());
-        for (; s.size() >= 8; s.remove_prefix(8)) {
-            uint64_t eight;
-            std::memcpy(&eight, s.data(), 8);
+        for (size_t i = 0; i < s.size(); i += 8) {
+            uint64_t eight = 0;
+            std::memcpy(&eight, s.data() + i, std::min<size_t>(8, s.size() - i));
             h = (*this)(h ^ eight);
         }
-        uint64_t rest = 0;
-        std::memcpy(&rest, s.data(), s.size());
-        return (*this)(h ^ rest);
+        return h;
     }
 
   private:
@@ -79,16 +77,17 @@ struct AddedToken {
 // whole state or a start of it.
 class AddedTokens {
   public:
-    // Takes the place of all tokens so far. Texts are not empty; of tokens with the same text the first
-    // counts.
-    void build(std::vector<AddedToken> tokens) {
-        tokens_ = std::move(tokens);
+    // Texts are not empty; of tokens with the same text the first counts.
+    explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
+        // By their last bytes, so that tokens with the same end, and the nodes that follow it, are adjacent.
+        std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
+            return std::lexicographical_compare(a.text.rbegin(), a.text.rend(), b.text.rbegin(),
+                                                b.text.rend());
+        });
         size_t bytes = 0;
         for (const AddedToken& t : tokens_) bytes += t.text.size();
-        nodes_.assign(1, {});
         nodes_.reserve(bytes + 1);
-        longer_.assign(slots_for(bytes), 0);
-        first_.fill(0);
+        nodes_.push_back({});
         // All tokens grow together, a byte at a time: `shorter` and its token are there before they are
         // needed.
         std::vector<std::pair<int32_t, int32_t>> growing;  // tokens, and the nodes of their ends
@@ -96,15 +95,14 @@ class AddedTokens {
         for (size_t size = 1; !growing.empty(); size++) {
             for (auto& [token, node] : growing) {
                 const std::string& text = tokens_[token].text;
-                const auto byte = static_cast<uint8_t>(text[text.size() - size]);
-                int32_t& longer = longer_[slot_of(node, byte)];
-                if (longer == 0) {
+                const char byte = text[text.size() - size];
+                if (nodes_[node].n_longer == 0 || nodes_.back().byte != byte) {
                     const int32_t shorter = node == 0 ? 0 : step(nodes_[node].shorter, byte);
-                    longer = static_cast<int32_t>(nodes_.size());
-                    nodes_.push_back({node, shorter, nodes_[shorter].token, byte});
-                    if (node == 0) first_[byte] = longer;
+                    if (nodes_[node].n_longer++ == 0)
+                        nodes_[node].longer = static_cast<int32_t>(nodes_.size());
+                    nodes_.push_back({0, shorter, nodes_[shorter].token, 0, byte});
                 }
-                node = longer;
+                node = static_cast<int32_t>(nodes_.size()) - 1;
                 int32_t& longest = nodes_[node].token;
                 if (text.size() == size && (longest < 0 || tokens_[longest].text.size() < size))
                     longest = token;
@@ -122,7 +120,7 @@ class AddedTokens {
         std::vector<Found> found;
         int32_t node = 0;
         for (size_t i = tokens_.empty() ? 0 : s.size(); i-- > 0;) {
-            node = step(node, static_cast<uint8_t>(s[i]));
+            node = step(node, s[i]);
             if (const int32_t token = nodes_[node].token; token >= 0) found.push_back({i, &tokens_[token]});
         }
         std::reverse(found.begin(), found.end());
@@ -132,29 +130,25 @@ class AddedTokens {
   private:
     // A node stands for the end of a token's text; nodes_[0] for the empty one.
     struct Node {
-        int32_t parent = 0;   // without its first byte
-        int32_t shorter = 0;  // the longest node that this one starts with
-        int32_t token = -1;   // the longest token that this node starts with
-        uint8_t byte = 0;     // its first
+        int32_t longer = 0;     // the first of the nodes with one byte more on the left, sorted by that byte
+        int32_t shorter = 0;    // the longest node that this one starts with
+        int32_t token = -1;     // the longest token that this node starts with
+        uint16_t n_longer = 0;  // up to 256
+        char byte = 0;          // its first
     };
-    // Where longer_ has the node that is longer by one byte on the left, or 0.
-    size_t slot_of(int32_t node, uint8_t byte) const {
-        return find_slot(longer_, hash_(static_cast<uint64_t>(node) << 8 | byte), [&](int32_t n) {
-            return n == 0 || (nodes_[n].parent == node && nodes_[n].byte == byte);
-        });
-    }
     // The state after one more byte on the left.
-    int32_t step(int32_t node, uint8_t byte) const {
-        for (; node != 0; node = nodes_[node].shorter)
-            if (const int32_t longer = longer_[slot_of(node, byte)]) return longer;
-        return first_[byte];
+    int32_t step(int32_t node, char byte) const {
+        for (;; node = nodes_[node].shorter) {
+            const auto first = nodes_.begin() + nodes_[node].longer, end = first + nodes_[node].n_longer;
+            const auto longer =
+                std::lower_bound(first, end, byte, [](const Node& n, char value) { return n.byte < value; });
+            if (longer != end && longer->byte == byte) return static_cast<int32_t>(longer - nodes_.begin());
+            if (node == 0) return 0;
+        }
     }
 
     std::vector<AddedToken> tokens_;
     std::vector<Node> nodes_;
-    std::vector<int32_t> longer_;       // all nodes but the empty one, by parent and byte
-    std::array<int32_t, 256> first_{};  // those of one byte
-    RandomHash hash_;
 };
 
 // Throws "tokenizer: " and the parts unless a section is sound.
@@ -172,10 +166,19 @@ struct SectionReader {
         rest.remove_prefix(n);
         return taken;
     }
-    uint32_t u32(const char* field) {
+    uint32_t u32(const char* field, uint32_t most = UINT32_MAX) {
         uint32_t value;
         std::memcpy(&value, take(4, field).data(), 4);
+        check_section(value <= most, field, " ", value, " is more than ", most);
         return value;
+    }
+    // n numbers, or arrays of numbers.
+    template <class T>
+    std::vector<T> array(uint64_t n, const char* field) {
+        const std::string_view bytes = take(n * sizeof(T), field);
+        std::vector<T> all(n);
+        std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(all.data()));
+        return all;
     }
     static void check_text(std::string_view text, const char* field) {
         const size_t valid = utf8_valid_prefix(text);
@@ -206,29 +209,22 @@ class Vocabulary {
         check_section(bos_id < vocab || !(flags_ & kAddBos), "flags ", flags_,
                       " asks for BOS without a bos_id");
         const uint32_t n_merges = in.u32("n_merges"), n_added = in.u32("n_added");
-        const uint32_t pattern_size = in.u32("pattern_size"), word_pattern_size = in.u32("word_pattern_size");
-        const uint32_t chat_size = in.u32("chat_size"), bytes_size = in.u32("bytes_size");
+        const uint32_t pattern_size = in.u32("pattern_size", max_pattern_bytes);
+        const uint32_t word_pattern_size = in.u32("word_pattern_size", max_pattern_bytes);
+        const uint32_t chat_size = in.u32("chat_size", max_chat_bytes), bytes_size = in.u32("bytes_size");
 
         // Where each token's bytes start. The bytes themselves come later.
-        SectionReader offsets{in.take(4 * (uint64_t{vocab} + 1), "vocab_size")};
+        offsets_ = in.array<uint32_t>(uint64_t{vocab} + 1, "vocab_size");
         for (size_t i = 0; i <= vocab; i++) {
-            const uint32_t low = i == 0 ? 0 : offsets_.back(), high = i == 0 ? 0 : bytes_size;
-            const uint32_t offset = offsets.u32("offset");
-            check_section(offset >= low && offset <= high, "offsets[", i, "] ", offset, " is not in ", low,
-                          "..", high);
-            offsets_.push_back(offset);
+            const uint32_t low = i == 0 ? 0 : offsets_[i - 1], high = i == 0 ? 0 : bytes_size;
+            check_section(offsets_[i] >= low && offsets_[i] <= high, "offsets[", i, "] ", offsets_[i],
+                          " is not in ", low, "..", high);
         }
         check_section(offsets_[vocab] == bytes_size, "bytes_size ", bytes_size,
                       " is not where the last token ends");
 
-        const auto check_size = [](const char* field, uint32_t value, uint32_t most) {
-            check_section(value <= most, field, " ", value, " is more than ", most);
-        };
-        check_size("pattern_size", pattern_size, max_pattern_bytes);
-        check_size("word_pattern_size", word_pattern_size, max_pattern_bytes);
-        check_size("chat_size", chat_size, max_chat_bytes);
-        const SectionReader merges{in.take(12 * uint64_t{n_merges}, "n_merges")};
-        const SectionReader added{in.take(8 * uint64_t{n_added}, "n_added")};
+        const auto merges = in.array<std::array<int32_t, 3>>(n_merges, "n_merges");
+        const auto added = in.array<std::array<uint32_t, 2>>(n_added, "n_added");
         token_flags_ = in.take(vocab, "vocab_size");
         bytes_ = in.take(bytes_size, "bytes_size");
         const SectionReader steps{in.take(pattern_size, "pattern_size")};
@@ -237,11 +233,11 @@ class Vocabulary {
         check_section(in.rest.empty(), "size ", size, " leaves ", in.rest.size(), " bytes over");
 
         read_tokens();
-        read_merges(merges, n_merges);
+        read_merges(merges);
         read_steps(steps);
         SectionReader::check_text(word_pattern, "word_pattern");
         if (!word_pattern.empty()) word_pattern_.compile(word_pattern, "word_pattern");
-        read_added(added, n_added, !word_pattern.empty());
+        read_added(added, !word_pattern.empty());
         if (has_chat()) read_chat(chat);
         check_section(has_chat() || chat_size == 0, "chat_size ", chat_size,
                       " but the flags say there is no chat");
@@ -327,27 +323,25 @@ class Vocabulary {
     }
 
     // Merges are stored by rank, lowest first: left id, right id, id of the result.
-    void read_merges(SectionReader in, uint32_t n_merges) {
-        merges_.resize(slots_for(n_merges));
+    void read_merges(const std::vector<std::array<int32_t, 3>>& stored) {
+        merges_.resize(slots_for(stored.size()));
         uint64_t bytes = 0;  // of the results
-        for (uint32_t rank = 0; rank < n_merges; rank++) {
-            const auto id_of = [](SectionReader& from) { return static_cast<int>(from.u32("merge")); };
-            const auto check_id = [&](bool is_sound, int id, const char* what) {
+        for (uint32_t rank = 0; rank < stored.size(); rank++) {
+            const auto check_id = [&](bool is_sound, int32_t id, const char* what) {
                 check_section(is_sound, "merges[", rank, "] ", static_cast<uint32_t>(id), what);
             };
-            // The table does not fit into the caches, so slots are asked for some merges ahead.
-            if (in.rest.size() >= 9 * 12) {
-                SectionReader later{in.rest.substr(8 * 12)};
-                const int left = id_of(later), right = id_of(later);
-                __builtin_prefetch(&merges_[hash_of(left, right) & (merges_.size() - 1)]);
+            const auto [left, right, merged] = stored[rank];
+            // The table does not fit into the caches, so its slots are prefetched.
+            if (stored.size() - rank > 8) {
+                const auto& later = stored[rank + 8];
+                __builtin_prefetch(&merges_[hash_of(later[0], later[1]) & (merges_.size() - 1)]);
             }
-            const int left = id_of(in), right = id_of(in), merged = id_of(in);
-            for (const int id : {left, right, merged})
+            for (const int32_t id : stored[rank])
                 check_id(static_cast<uint32_t>(id) < token_flags_.size() && token_flags_[id] & kWord, id,
                          " is not a token that words consist of");
             const std::string_view a = token_bytes(left), b = token_bytes(right), ab = token_bytes(merged);
             bytes += ab.size();
-            check_id(bytes <= max_merge_bytes + 256 * uint64_t{n_merges}, merged,
+            check_id(bytes <= max_merge_bytes + 256 * uint64_t{stored.size()}, merged,
                      " makes merges too long in all");
             check_id(ab.size() == a.size() + b.size() && ab.starts_with(a) && ab.ends_with(b), merged,
                      " is not its two parts put together");
@@ -373,12 +367,12 @@ class Vocabulary {
         }
     }
 
-    void read_added(SectionReader in, uint32_t n_added, bool has_word_pattern) {
+    void read_added(const std::vector<std::array<uint32_t, 2>>& stored, bool has_word_pattern) {
         std::vector<AddedToken> raw, normalized;
         std::vector<bool> seen(token_flags_.size());
         uint64_t bytes = 0;
-        for (uint32_t i = 0; i < n_added; i++) {
-            const uint32_t id = in.u32("added id"), f = in.u32("added flags");
+        for (size_t i = 0; i < stored.size(); i++) {
+            const uint32_t id = stored[i][0], f = stored[i][1];
             const auto check_id = [&](bool is_sound, const auto&... what) {
                 check_section(is_sound, "added[", i, "].id ", id, what...);
             };
@@ -400,8 +394,8 @@ class Vocabulary {
             added_flags_ |= f;
             (is_normalized ? normalized : raw).push_back({static_cast<int>(id), f, std::move(text)});
         }
-        raw_tokens_.build(std::move(raw));
-        normalized_tokens_.build(std::move(normalized));
+        raw_tokens_ = AddedTokens(std::move(raw));
+        normalized_tokens_ = AddedTokens(std::move(normalized));
     }
 
     void read_chat(SectionReader in) {

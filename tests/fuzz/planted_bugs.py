@@ -26,8 +26,9 @@ ONE_PAGE_SHORT = (
     "(1 + (size_t(context_) - 1) / (2 * page)) * page",
 )
 BUGS = {
-    "chat": ("engine/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
-    "encode": ("engine/text/tokenizer.h", "if (next[c.left] != none) previous", "previous"),
+    "chat": ("engine/text/utf8.h", "while (!s.empty() && is_space(utf8_first(s).code))",
+             "while (is_space(utf8_first(s).code))"),
+    "encode": ("engine/text/tokenizer.h", "if (next[left] != none) previous", "previous"),
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("engine/text/tokenizer.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("engine/text/vocabulary.h", "static_cast<uint32_t>(id) < token_flags_.size() && ", ""),
