@@ -21,6 +21,7 @@
 namespace {
 
 constexpr const Scheme &q8 = schemes[0], &awq = schemes[2];
+constexpr int q8_version = 2, awq_version = 5;
 const std::string folder = own_folder().string() + "/model_file/";
 
 // A header with an extension, 64 bytes of weights and a tokenizer section of 10 bytes.
@@ -42,7 +43,7 @@ struct Bytes {
 Bytes good_file() {
     Bytes f;
     f.set(0x00, q8.magic);
-    f.set(0x04, q8.version);
+    f.set(0x04, q8_version);
     const std::array dims{64, 128, 2, 4, 2, 100, 256};
     f.set(0x08, dims);
     f.set<uint8_t>(header_offset::shared_classifier, 1);
@@ -80,7 +81,7 @@ std::string write(const Bytes& f, size_t size = SIZE_MAX) {
 }
 
 ModelFile open_file(const std::string& path) {
-    return open_model_file(path, FileFormat<ModelConfig>{.magic = q8.magic, .version = q8.version});
+    return open_model_file(path, FileFormat<ModelConfig>{.magic = q8.magic, .version = q8_version});
 }
 
 // Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
@@ -254,7 +255,7 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
     const auto refuse = [](const ModelConfig&) { throw std::runtime_error("not this one"); };
     CHECK_THROWS_WITH(
         open_model_file(write(good),
-                        FileFormat<ModelConfig>{.magic = q8.magic, .version = q8.version, .check = refuse}),
+                        FileFormat<ModelConfig>{.magic = q8.magic, .version = q8_version, .check = refuse}),
         (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("absent.bin") == "absent.bin: cannot open: No such file or directory in the folder " +
@@ -430,7 +431,7 @@ size_t read_number(const HeaderReader& h, OtherConfig& c) {
     return 0xC4;
 }
 const FileFormat<OtherConfig> other_format{.magic = awq.magic,
-                                           .version = awq.version,
+                                           .version = awq_version,
                                            .read_own = read_number,
                                            .base = {.group_size = 0x29,
                                                     .head_dim = 0x25,
@@ -444,7 +445,7 @@ const FileFormat<OtherConfig> other_format{.magic = awq.magic,
 Bytes other_file() {
     Bytes f = good_file();
     f.set(0x00, awq.magic);
-    f.set(0x04, awq.version);
+    f.set(0x04, awq_version);
     f.set(0x25, 32);
     f.set(0x29, 64);
     f.set(0xC0, 5);

@@ -115,7 +115,8 @@ inline std::string hex_word(uint32_t word) {
 }
 
 // Throws unless the file begins as those of the scheme do. Says what it is instead, where that can be seen.
-inline void check_beginning(const std::string& path, const HeaderReader& h, const Scheme& scheme) {
+inline void check_beginning(const std::string& path, const HeaderReader& h, const Scheme& scheme,
+                            int expected_version) {
     refuse_other_file(path, h.file, scheme);
     if (h.file.size() < header_size)
         fail("file is ", h.file.size(), " bytes, shorter than the 256-byte header");
@@ -126,8 +127,8 @@ inline void check_beginning(const std::string& path, const HeaderReader& h, cons
             if (magic == other.magic) hint = std::string(other.file) + ": use " + other.program;
         fail("magic is ", hex_word(magic), ", expected ", hex_word(scheme.magic), " (", hint, ")");
     }
-    if (const auto version = h.value<int>(4); version != scheme.version)
-        fail("version is ", version, ", expected ", scheme.version);
+    if (const auto version = h.value<int>(4); version != expected_version)
+        fail("version is ", version, ", expected ", expected_version);
 }
 
 inline void check_reserved(const HeaderReader& h, size_t first) {
@@ -194,7 +195,7 @@ template <class Config>
 Config read_header(const std::string& path, std::span<const std::byte> file,
                    const FileFormat<Config>& format) {
     const HeaderReader h{file};
-    check_beginning(path, h, scheme_of(format.magic));
+    check_beginning(path, h, scheme_of(format.magic), format.version);
     Config c;
     c.dim = h.number("dim", 0x08, 1, 1 << 20);
     c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);

@@ -3,6 +3,7 @@
 // people take for model files: what it is, and the command that makes a model file of it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,22 +21,19 @@ struct Scheme {
     const char* program;   // runs it
     const char* exporter;  // makes it: the arguments of python -m export
     uint32_t magic;        // a file's first word
-    int version;           // and its second
 };
 
 constexpr Scheme schemes[] = {
-    {"a Q8 file", "runq", "q8", 0x616b3432, 2},                            // "ak42", llama2.c's version 2
-    {"a W8A8 file", "runq_w8a8", "w8a8 --calib text.txt", 0x616b3838, 1},  // "ak88"
-    {"an AWQ file", "runq_awq", "awq --calib text.txt", 0x616b3438, 5},    // "ak48", KuiperLLama's Qwen3 AWQ
-    {"a GPTQ file", "runq_gptq", "gptq --calib text.txt", 0x616b6770, 1},  // "akgp"
-    {"a MoE file", "runq_moe", "moe --calib text.txt", 0x616b6d65, 1},     // "akme"
+    {"a Q8 file", "runq", "q8", 0x616b3432},                            // "ak42", llama2.c's version 2
+    {"a W8A8 file", "runq_w8a8", "w8a8 --calib text.txt", 0x616b3838},  // "ak88"
+    {"an AWQ file", "runq_awq", "awq --calib text.txt", 0x616b3438},    // "ak48", KuiperLLama's Qwen3 AWQ
+    {"a GPTQ file", "runq_gptq", "gptq --calib text.txt", 0x616b6770},  // "akgp"
+    {"a MoE file", "runq_moe", "moe --calib text.txt", 0x616b6d65},     // "akme"
 };
 
 // The scheme whose files begin with `magic`, which is that of one of them.
 constexpr const Scheme& scheme_of(uint32_t magic) {
-    const Scheme* scheme = schemes;
-    while (scheme->magic != magic) scheme++;
-    return *scheme;
+    return *std::ranges::find(schemes, magic, &Scheme::magic);
 }
 
 // A path as a shell takes it for one word.

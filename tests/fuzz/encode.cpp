@@ -10,8 +10,8 @@
 namespace {
 
 Tokenizer tokenizer_of(const std::string& path) {
-    const ModelFile file = open_model_file(
-        path, FileFormat<ModelConfig>{.magic = schemes[0].magic, .version = schemes[0].version});
+    const ModelFile file =
+        open_model_file(path, FileFormat<ModelConfig>{.magic = schemes[0].magic, .version = 2});
     return Tokenizer(file.tokenizer, file.config.vocab_size);
 }
 
