@@ -54,17 +54,19 @@ void will_read(const Experts& experts, const Routing& r) {
 typedef double Doubles __attribute__((vector_size(4 * vector_lanes)));
 constexpr int double_lanes = vector_lanes / 2;
 
-// out[t][i] = sum over k of x[t][k] * w[i][k], in fp64 and rounded once: x (n_tokens, n), w (n_rows, n), rows
-// of out n_out apart. Each lane adds up every double_lanes-th column, whatever n_tokens and n_rows are. All
-// sums stay in registers, so that a number is read and widened once for several products.
+// Of fp64_matmul(), the products of tokens from first_token on and rows of w from first_row on. Each lane
+// adds up every double_lanes-th column, whatever n_tokens and n_rows are. All sums stay in registers, so that
+// a number is read and widened once for several products.
 template <int n_tokens, int n_rows>
-void fp64_tile(float* out, int n_out, const float* x, const float* w, int n) {
+void fp64_tile(Rows& out, const Rows& all_x, const float* all_w, int first_token, int first_row) {
     typedef float HalfFloats __attribute__((vector_size(2 * vector_lanes)));
     auto widen = [](const float* p) {
         HalfFloats v;
         std::memcpy(&v, p, sizeof v);
         return __builtin_convertvector(v, Doubles);
     };
+    const int n = all_x.n_cols;
+    const float *x = all_x.row(first_token), *w = all_w + size_t(first_row) * n;
     Doubles sums[n_tokens][n_rows] = {};
     const int end = n / double_lanes * double_lanes;
     for (int k = 0; k < end; k += double_lanes) {
@@ -88,31 +90,27 @@ void fp64_tile(float* out, int n_out, const float* x, const float* w, int n) {
             double sum = 0;
             for (int lane = 0; lane < double_lanes; lane++) sum += sums[t][i][lane];
             for (int k = end; k < n; k++) sum += double(x[size_t(t) * n + k]) * double(w[size_t(i) * n + k]);
-            out[t * n_out + i] = float(sum);
+            out.row(first_token + t)[first_row + i] = float(sum);
         }
     }
 }
 
-// Some tokens times up to max_rows rows of w, four at a time or one.
-template <int n_tokens, int max_rows>
-void fp64_rows(float* out, int n_out, const float* x, const float* w, int n, int n_rows) {
-    if (n_rows >= max_rows) return fp64_tile<n_tokens, max_rows>(out, n_out, x, w, n);
-    for (int i = 0; i < n_rows; i++) fp64_tile<n_tokens, 1>(out + i, n_out, x, w + size_t(i) * n, n);
-}
-
-// out (n_tokens, n_rows) = x (n_tokens, n) times w (n_rows, n) transposed, added up in fp64; out.n_cols is
-// n_rows.
+// out (n_tokens, n_rows) = x (n_tokens, n) times w (n_rows, n) transposed, added up in fp64 and rounded once;
+// out.n_cols is n_rows.
 inline void fp64_matmul(Rows& out, const Rows& x, const float* w) {
     constexpr int max_tokens = vector_lanes == 16 ? 4 : 2, max_rows = 4;  // as registers allow
-    const int n = x.n_cols, n_rows = out.n_cols;
     out.n_rows = x.n_rows;
-    const int n_tiles = (n_rows + max_rows - 1) / max_rows;
+    const int n_tiles = (out.n_cols + max_rows - 1) / max_rows;
     parallel_for((x.n_rows + max_tokens - 1) / max_tokens * n_tiles, [&](int tile) {
         const int t = tile / n_tiles * max_tokens, i = tile % n_tiles * max_rows;
-        const float* from = w + size_t(i) * n;
-        if (t + max_tokens <= x.n_rows)
-            return fp64_rows<max_tokens, max_rows>(out.row(t) + i, n_rows, x.row(t), from, n, n_rows - i);
-        for (int j = t; j < x.n_rows; j++)
-            fp64_rows<1, max_rows>(out.row(j) + i, n_rows, x.row(j), from, n, n_rows - i);
+        const bool all_rows = i + max_rows <= out.n_cols;
+        if (t + max_tokens <= x.n_rows && all_rows) return fp64_tile<max_tokens, max_rows>(out, x, w, t, i);
+        for (int j = t; j < std::min(t + max_tokens, x.n_rows); j++) {
+            if (all_rows) {
+                fp64_tile<1, max_rows>(out, x, w, j, i);
+            } else {
+                for (int k = i; k < out.n_cols; k++) fp64_tile<1, 1>(out, x, w, j, k);
+            }
+        }
     });
 }
