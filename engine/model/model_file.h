@@ -104,7 +104,7 @@ inline uint32_t crc32(std::span<const std::byte> bytes, uint32_t crc = 0) {
         return t;
     }();
     crc = ~crc;
-    for (const std::byte b : bytes) crc = table[(crc ^ static_cast<uint32_t>(b)) & 0xFF] ^ (crc >> 8);
+    for (const std::byte b : bytes) crc = table[(crc ^ uint32_t(b)) & 0xFF] ^ (crc >> 8);
     return ~crc;
 }
 

@@ -11,6 +11,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/text/utf8.h"
@@ -41,7 +42,8 @@ struct AnchoredRegex {
 // compose. Hugging Face normalizes by the tables of Unicode 9, to which they are unknown, so that they
 // neither reorder nor compose; utf8proc is newer. docs/tokenizer.md says how this table was measured.
 inline bool newer_than_unicode_9(char32_t c) {
-    static constexpr std::array<std::array<char32_t, 2>, 59> ranges{
+    using Range = std::pair<char32_t, char32_t>;
+    static constexpr std::array<Range, 59> ranges{
         {{0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
          {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AF0},
          {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C9, 0x105C9}, {0x105D2, 0x105D2}, {0x105DA, 0x105DA},
@@ -54,19 +56,18 @@ inline bool newer_than_unicode_9(char32_t c) {
          {0x1D250, 0x1D252}, {0x1D25B, 0x1D25C}, {0x1D25F, 0x1D25F}, {0x1D280, 0x1D281}, {0x1E08F, 0x1E08F},
          {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF},
          {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}}};
-    const auto it = std::lower_bound(ranges.begin(), ranges.end(), c,
-                                     [](const auto& range, char32_t value) { return range[1] < value; });
-    return it != ranges.end() && (*it)[0] <= c;
+    const auto it = std::ranges::lower_bound(ranges, c, {}, &Range::second);
+    return it != ranges.end() && it->first <= c;
 }
 
 // Appends the NFC form of `s`, valid UTF-8, to `out`, by utf8proc's tables: every character is decomposed,
 // marks that follow each other are sorted by combining class (UAX #15), and what composes is composed.
 // utf8proc_map() does the same, but sorts in quadratic time.
 inline void append_nfc(std::string_view s, std::string& out) {
-    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     const auto check = [](utf8proc_ssize_t n) {
         if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
-        return static_cast<size_t>(n);
+        return size_t(n);
     };
     const auto class_of = [](utf8proc_int32_t code) { return utf8proc_get_property(code)->combining_class; };
     const auto is_starter = [&](utf8proc_int32_t code) { return class_of(code) == 0; };
@@ -77,8 +78,8 @@ inline void append_nfc(std::string_view s, std::string& out) {
     for (size_t i = 0; i < s.size();) {
         const Utf8Char c = utf8_first(s.substr(i));
         std::array<utf8proc_int32_t, 4> parts;  // the longest, of U+1F82 for example
-        const size_t n = check(utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code), parts.data(),
-                                                       parts.size(), options, nullptr));
+        const size_t n = check(
+            utf8proc_decompose_char(utf8proc_int32_t(c.code), parts.data(), parts.size(), options, nullptr));
         if (n > parts.size()) fail("tokenizer: NFC: a decomposition is too long");
         codes.insert(codes.end(), parts.begin(), parts.begin() + n);
         i += c.length;
@@ -88,7 +89,7 @@ inline void append_nfc(std::string_view s, std::string& out) {
         if (!std::is_sorted(run, end, is_lower)) std::stable_sort(run, end, is_lower);
         run = end;
     }
-    const auto n = static_cast<utf8proc_ssize_t>(codes.size());
+    const auto n = utf8proc_ssize_t(codes.size());
     codes.push_back(0);  // room for a byte behind the text that codes become, in their place
     const size_t n_bytes = check(utf8proc_reencode(codes.data(), n, options));
     out.append(reinterpret_cast<const char*>(codes.data()), n_bytes);
@@ -98,7 +99,7 @@ inline void append_nfc(std::string_view s, std::string& out) {
 // before it, so that text may be cut in front of it, and a run of them needs no work but for the last one, to
 // which marks may follow. A newer mark stays where it is: the text is cut on both sides of it.
 inline std::string nfc(std::string_view s) {
-    const auto is_simple = [&](size_t i) { return static_cast<uint8_t>(s[i]) < 0xCC; };  // U+0300 is CC 80
+    const auto is_simple = [&](size_t i) { return uint8_t(s[i]) < 0xCC; };  // U+0300 is CC 80
     std::string out;
     out.reserve(s.size());
     for (size_t i = 0; i < s.size();) {
@@ -222,7 +223,7 @@ struct AnchoredRegex {
                                         : "it takes more than " + std::to_string(budget.total) + " steps";
             fail("tokenizer: pattern fails at byte ", at, " of a text of ", text.size(), ": ", why);
         }
-        return static_cast<ptrdiff_t>(std::max(pcre2_get_ovector_pointer(budget.data.get())[1], at));
+        return ptrdiff_t(std::max(pcre2_get_ovector_pointer(budget.data.get())[1], at));
     }
 
   private:

@@ -48,9 +48,9 @@ class Tokenizer : public Vocabulary {
         return ids;
     }
 
-    // Of a text that goes on, `text` (valid UTF-8) is the beginning. Appends the ids of as much of it as is
-    // sure whatever follows, and returns how many bytes that is; the ids of the rest are those of the rest by
-    // itself. 0: more has to be read. Takes encode()'s steps, as far as nothing that may follow changes them.
+    // `text` (valid UTF-8) is the beginning of a longer text. Appends the ids that nothing that follows can
+    // change, and returns how many bytes they stand for; the rest can be encoded by itself. 0: more has to be
+    // read. Takes encode()'s steps, as far as nothing that may follow changes them.
     size_t encode_beginning(std::string_view text, std::vector<int>& ids) const {
         constexpr uint32_t looks_around = AddedToken::lstrip | AddedToken::rstrip | AddedToken::single_word;
         if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
@@ -69,7 +69,7 @@ class Tokenizer : public Vocabulary {
         std::string_view stretch = text.substr(start, stop - start), normal = stretch;
         std::string normalized;
         if (flags_ & kNfc) {  // as far as it may be cut in front of an ASCII character
-            while (!stretch.empty() && static_cast<uint8_t>(stretch.back()) >= 0x80) stretch.remove_suffix(1);
+            while (!stretch.empty() && uint8_t(stretch.back()) >= 0x80) stretch.remove_suffix(1);
             if (!stretch.empty()) stretch.remove_suffix(1);
             normal = normalized = nfc(stretch);
         }
@@ -82,7 +82,7 @@ class Tokenizer : public Vocabulary {
         if (sure.bytes == 0) return start;
         if (!(flags_ & kNfc)) return start + first + sure.bytes;
         // NFC neither makes nor changes a character up to U+0020: before the same one is the same text.
-        const auto is_blank = [](char c) { return static_cast<uint8_t>(c) <= 0x20; };
+        const auto is_blank = [](char c) { return uint8_t(c) <= 0x20; };
         const std::string_view done = normal.substr(0, first + sure.bytes);
         auto n = std::count_if(done.begin(), done.end(), is_blank);
         size_t end = 0;
@@ -170,17 +170,17 @@ class Tokenizer : public Vocabulary {
         for (size_t i = 0; i < piece.size();) {
             const ptrdiff_t end = pattern.match(piece, i, budget, sure != nullptr);
             if (end == AnchoredRegex::undecided) return;
-            if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
+            if (end < 0 || (just_matched && size_t(end) == i)) {
                 i += utf8_first(piece.substr(i)).length;
                 just_matched = false;
                 continue;
             }
             if (!drops_gaps) part(start, i);
-            part(i, static_cast<size_t>(end));
-            start = i = static_cast<size_t>(end);
+            part(i, size_t(end));
+            start = i = size_t(end);
             just_matched = true;
             // In NFC the place has to be found in the text as it was: see encode_beginning().
-            const bool blank = i < piece.size() && static_cast<uint8_t>(piece[i]) <= 0x20;
+            const bool blank = i < piece.size() && uint8_t(piece[i]) <= 0x20;
             if (sure != nullptr && (blank || !(flags_ & kNfc))) *sure = {i, ids.size()};
         }
         if (!drops_gaps) part(start, piece.size());
@@ -192,7 +192,7 @@ class Tokenizer : public Vocabulary {
         const size_t start = ids.size();
         for (const char c : word) {
             // A byte without a token vanishes, as in Hugging Face's BPE without an unk_token.
-            if (const int id = byte_ids_[static_cast<uint8_t>(c)]; id >= 0) ids.push_back(id);
+            if (const int id = byte_ids_[uint8_t(c)]; id >= 0) ids.push_back(id);
         }
         const std::span<int> of_word = std::span(ids).subspan(start);
         ids.resize(start + (of_word.size() <= short_word ? merge_short(of_word) : merge_long(of_word)));
@@ -226,7 +226,7 @@ class Tokenizer : public Vocabulary {
     size_t merge_long(std::span<int> id) const {    // -1: merged into the one on its left
         using Candidate = std::array<uint32_t, 3>;  // rank, and the positions of left and right
         if (id.size() > UINT32_MAX) fail("tokenizer: a word of 4 GiB");
-        const auto n = static_cast<uint32_t>(id.size()), none = n;
+        const auto n = uint32_t(id.size()), none = n;
         std::vector<uint32_t> next(n), previous(n);
         std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
         const auto push = [&](uint32_t left, uint32_t right) {
@@ -249,6 +249,6 @@ class Tokenizer : public Vocabulary {
             push(previous[left], left);
             push(left, next[left]);
         }
-        return static_cast<size_t>(std::remove(id.begin(), id.end(), -1) - id.begin());
+        return size_t(std::remove(id.begin(), id.end(), -1) - id.begin());
     }
 };

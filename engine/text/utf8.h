@@ -32,7 +32,7 @@ struct Utf8Char {
 // `length` is its maximal subpart: the longest start of a well-formed character, or one byte. Replacing each
 // of those by one U+FFFD is what Python's bytes.decode("utf-8", errors="replace") does.
 inline Utf8Char utf8_first(std::string_view s) {
-    const auto byte = [&](size_t i) { return static_cast<uint8_t>(s[i]); };
+    const auto byte = [&](size_t i) { return uint8_t(s[i]); };
     const uint8_t lead = byte(0);
     if (lead < 0x80) return {1, true, false, lead};
     if (lead < 0xC2 || lead > 0xF4) return {1, false, false, 0xFFFD};
@@ -43,7 +43,7 @@ inline Utf8Char utf8_first(std::string_view s) {
     uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     for (int i = 1; i < need; i++) {
-        if (static_cast<size_t>(i) == s.size()) return {i, false, true, 0xFFFD};
+        if (size_t(i) == s.size()) return {i, false, true, 0xFFFD};
         if (byte(i) < low || byte(i) > high) return {i, false, false, 0xFFFD};
         code = code << 6 | (byte(i) & 0x3F);
         low = 0x80, high = 0xBF;
@@ -126,8 +126,8 @@ inline std::string printable(std::string_view text, std::string_view kept = "") 
     constexpr const char* digits = "0123456789abcdef";
     while (!text.empty()) {
         const Utf8Char c = utf8_first(text);
-        const std::string_view bytes = text.substr(0, c.valid ? static_cast<size_t>(c.length) : 1);
-        const char32_t code = c.valid ? c.code : static_cast<uint8_t>(text[0]);
+        const std::string_view bytes = text.substr(0, c.valid ? size_t(c.length) : 1);
+        const char32_t code = c.valid ? c.code : uint8_t(text[0]);
         const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
         if (c.valid && (!is_control || kept.find(bytes) != kept.npos))
             out += bytes;

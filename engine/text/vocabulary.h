@@ -32,7 +32,7 @@ constexpr uint32_t max_chat_bytes = 1 << 20;     // repeated in every turn
 // 1996), so any two fall into the same of n slots with probability 1/n.
 class RandomHash {
   public:
-    uint64_t operator()(uint64_t x) const { return static_cast<uint64_t>((a_ * x + b_) >> 64); }
+    uint64_t operator()(uint64_t x) const { return uint64_t((a_ * x + b_) >> 64); }
 
     uint64_t operator()(std::string_view s) const {
         uint64_t h = (*this)(s.size());
@@ -72,14 +72,15 @@ struct AddedToken {
 };
 
 // Finds added tokens, such as <|im_end|>, in a text: the automaton of Aho and Corasick ("Efficient string
-// matching", 1975), which reads a text once, whatever is looked for. Here it reads backwards: after s[i..]
-// its state is the longest start of s[i..] that some token ends with, and the longest token at i is that
-// whole state or a start of it.
+// matching", 1975), which takes time in proportion to the text, whatever the tokens. Here it reads backwards:
+// after s[i..] its state is the longest prefix of s[i..] that is a suffix of some token, and the longest
+// token at i is that state or a prefix of it.
 class AddedTokens {
   public:
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
-        // By their last bytes, so that tokens with the same end, and the nodes that follow it, are adjacent.
+        // Sorted by their bytes from the last one on: tokens with a common suffix are adjacent, and so are
+        // the nodes that extend it by a byte.
         std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
             return std::lexicographical_compare(a.text.rbegin(), a.text.rend(), b.text.rbegin(),
                                                 b.text.rend());
@@ -88,9 +89,8 @@ class AddedTokens {
         for (const AddedToken& t : tokens_) bytes += t.text.size();
         nodes_.reserve(bytes + 1);
         nodes_.push_back({});
-        // All tokens grow together, a byte at a time: `shorter` and its token are there before they are
-        // needed.
-        std::vector<std::pair<int32_t, int32_t>> growing;  // tokens, and the nodes of their ends
+        // Breadth first, as `shorter` is a node of fewer bytes.
+        std::vector<std::pair<int32_t, int32_t>> growing;  // tokens, and the nodes of their last bytes
         for (size_t i = 0; i < tokens_.size(); i++) growing.emplace_back(i, 0);
         for (size_t size = 1; !growing.empty(); size++) {
             for (auto& [token, node] : growing) {
@@ -98,11 +98,10 @@ class AddedTokens {
                 const char byte = text[text.size() - size];
                 if (nodes_[node].n_longer == 0 || nodes_.back().byte != byte) {
                     const int32_t shorter = node == 0 ? 0 : step(nodes_[node].shorter, byte);
-                    if (nodes_[node].n_longer++ == 0)
-                        nodes_[node].longer = static_cast<int32_t>(nodes_.size());
+                    if (nodes_[node].n_longer++ == 0) nodes_[node].longer = int32_t(nodes_.size());
                     nodes_.push_back({0, shorter, nodes_[shorter].token, 0, byte});
                 }
-                node = static_cast<int32_t>(nodes_.size()) - 1;
+                node = int32_t(nodes_.size()) - 1;
                 int32_t& longest = nodes_[node].token;
                 if (text.size() == size && (longest < 0 || tokens_[longest].text.size() < size))
                     longest = token;
@@ -115,7 +114,7 @@ class AddedTokens {
         size_t at = 0;
         const AddedToken* token = nullptr;
     };
-    // Every place in `s` where a token starts, the first first, each with the longest token there.
+    // Every place in `s` where a token starts, from left to right, each with the longest token there.
     std::vector<Found> find(std::string_view s) const {
         std::vector<Found> found;
         int32_t node = 0;
@@ -128,11 +127,11 @@ class AddedTokens {
     }
 
   private:
-    // A node stands for the end of a token's text; nodes_[0] for the empty one.
+    // A node stands for a suffix of a token's text; nodes_[0] for the empty one.
     struct Node {
         int32_t longer = 0;     // the first of the nodes with one byte more on the left, sorted by that byte
-        int32_t shorter = 0;    // the longest node that this one starts with
-        int32_t token = -1;     // the longest token that this node starts with
+        int32_t shorter = 0;    // the longest other node that is a prefix of this one
+        int32_t token = -1;     // the longest token that is a prefix of this node
         uint16_t n_longer = 0;  // up to 256
         char byte = 0;          // its first
     };
@@ -142,7 +141,7 @@ class AddedTokens {
             const auto first = nodes_.begin() + nodes_[node].longer, end = first + nodes_[node].n_longer;
             const auto longer =
                 std::lower_bound(first, end, byte, [](const Node& n, char value) { return n.byte < value; });
-            if (longer != end && longer->byte == byte) return static_cast<int32_t>(longer - nodes_.begin());
+            if (longer != end && longer->byte == byte) return int32_t(longer - nodes_.begin());
             if (node == 0) return 0;
         }
     }
@@ -151,8 +150,8 @@ class AddedTokens {
     std::vector<Node> nodes_;
 };
 
-// Throws "tokenizer: " and the parts unless a section is sound.
-void check_section(bool is_sound, const auto&... parts) {
+// What holds of a sound section: if not, throws "tokenizer: " and the parts.
+void require(bool is_sound, const auto&... parts) {
     if (!is_sound) fail("tokenizer: ", parts...);
 }
 
@@ -161,7 +160,7 @@ struct SectionReader {
     std::string_view rest;
 
     std::string_view take(uint64_t n, const char* field) {
-        check_section(n <= rest.size(), field, " ", n, " bytes, but only ", rest.size(), " are left");
+        require(n <= rest.size(), field, " ", n, " bytes, but only ", rest.size(), " are left");
         const std::string_view taken = rest.substr(0, n);
         rest.remove_prefix(n);
         return taken;
@@ -169,7 +168,7 @@ struct SectionReader {
     uint32_t u32(const char* field, uint32_t most = UINT32_MAX) {
         uint32_t value;
         std::memcpy(&value, take(4, field).data(), 4);
-        check_section(value <= most, field, " ", value, " is more than ", most);
+        require(value <= most, field, " ", value, " is more than ", most);
         return value;
     }
     // n numbers, or arrays of numbers.
@@ -182,7 +181,7 @@ struct SectionReader {
     }
     static void check_text(std::string_view text, const char* field) {
         const size_t valid = utf8_valid_prefix(text);
-        check_section(valid == text.size(), field, " byte ", valid, " is not valid UTF-8");
+        require(valid == text.size(), field, " byte ", valid, " is not valid UTF-8");
     }
 };
 
@@ -194,20 +193,18 @@ class Vocabulary {
         SectionReader in{{reinterpret_cast<const char*>(section.data()), section.size()}};
         // The header: twelve 32-bit numbers.
         const uint32_t magic = in.u32("magic"), version = in.u32("version"), size = in.u32("size");
-        check_section(magic == 0x6E6B6F74, "magic ", magic, " is not 0x6e6b6f74 (\"tokn\")");
-        check_section(version == 1, "version ", version, " is not 1");
-        check_section(size == section.size(), "size ", size, " but the section has ", section.size(),
-                      " bytes");
+        require(magic == 0x6E6B6F74, "magic ", magic, " is not 0x6e6b6f74 (\"tokn\")");
+        require(version == 1, "version ", version, " is not 1");
+        require(size == section.size(), "size ", size, " but the section has ", section.size(), " bytes");
         const uint32_t vocab = in.u32("vocab_size");
-        check_section(vocab_size > 0 && vocab == static_cast<uint32_t>(vocab_size), "vocab_size ", vocab,
-                      " is not the model's ", vocab_size);
+        require(vocab_size > 0 && vocab == uint32_t(vocab_size), "vocab_size ", vocab, " is not the model's ",
+                vocab_size);
         flags_ = in.u32("flags");
-        check_section(flags_ < 2 * kSteps, "flags ", flags_, " has unknown bits");
+        require(flags_ < 2 * kSteps, "flags ", flags_, " has unknown bits");
         const uint32_t bos_id = in.u32("bos_id");
-        bos_id_ = static_cast<int>(bos_id);
-        check_section(bos_id < vocab || bos_id_ == -1, "bos_id ", bos_id, " is not an id");
-        check_section(bos_id < vocab || !(flags_ & kAddBos), "flags ", flags_,
-                      " asks for BOS without a bos_id");
+        bos_id_ = int(bos_id);
+        require(bos_id < vocab || bos_id_ == -1, "bos_id ", bos_id, " is not an id");
+        require(bos_id < vocab || !(flags_ & kAddBos), "flags ", flags_, " asks for BOS without a bos_id");
         const uint32_t n_merges = in.u32("n_merges"), n_added = in.u32("n_added");
         const uint32_t pattern_size = in.u32("pattern_size", max_pattern_bytes);
         const uint32_t word_pattern_size = in.u32("word_pattern_size", max_pattern_bytes);
@@ -217,11 +214,11 @@ class Vocabulary {
         offsets_ = in.array<uint32_t>(uint64_t{vocab} + 1, "vocab_size");
         for (size_t i = 0; i <= vocab; i++) {
             const uint32_t low = i == 0 ? 0 : offsets_[i - 1], high = i == 0 ? 0 : bytes_size;
-            check_section(offsets_[i] >= low && offsets_[i] <= high, "offsets[", i, "] ", offsets_[i],
-                          " is not in ", low, "..", high);
+            require(offsets_[i] >= low && offsets_[i] <= high, "offsets[", i, "] ", offsets_[i],
+                    " is not in ", low, "..", high);
         }
-        check_section(offsets_[vocab] == bytes_size, "bytes_size ", bytes_size,
-                      " is not where the last token ends");
+        require(offsets_[vocab] == bytes_size, "bytes_size ", bytes_size,
+                " is not where the last token ends");
 
         const auto merges = in.array<std::array<int32_t, 3>>(n_merges, "n_merges");
         const auto added = in.array<std::array<uint32_t, 2>>(n_added, "n_added");
@@ -230,7 +227,7 @@ class Vocabulary {
         const SectionReader steps{in.take(pattern_size, "pattern_size")};
         const std::string_view word_pattern = in.take(word_pattern_size, "word_pattern_size");
         const SectionReader chat{in.take(chat_size, "chat_size")};
-        check_section(in.rest.empty(), "size ", size, " leaves ", in.rest.size(), " bytes over");
+        require(in.rest.empty(), "size ", size, " leaves ", in.rest.size(), " bytes over");
 
         read_tokens();
         read_merges(merges);
@@ -239,8 +236,7 @@ class Vocabulary {
         if (!word_pattern.empty()) word_pattern_.compile(word_pattern, "word_pattern");
         read_added(added, !word_pattern.empty());
         if (has_chat()) read_chat(chat);
-        check_section(has_chat() || chat_size == 0, "chat_size ", chat_size,
-                      " but the flags say there is no chat");
+        require(has_chat() || chat_size == 0, "chat_size ", chat_size, " but the flags say there is no chat");
     }
 
     // The raw bytes of one token: maybe no whole character (see Utf8Stream), for an added token its name, and
@@ -251,7 +247,7 @@ class Vocabulary {
     }
     // Special tokens steer the model (<|eot_id|>); their bytes are not for the reader.
     bool is_special(int id) const { return id >= 0 && id < vocab_size() && (token_flags_[id] & kSpecial); }
-    int vocab_size() const { return static_cast<int>(token_flags_.size()); }
+    int vocab_size() const { return int(token_flags_.size()); }
     int bos_id() const { return bos_id_; }  // -1: none
     bool has_chat() const { return (flags_ & kHasChat) != 0; }
     // The conversation as text for encode(text, false). Needs has_chat(); see chat_text() for the rest.
@@ -302,22 +298,21 @@ class Vocabulary {
 
   private:
     uint64_t hash_of(int32_t left, int32_t right) const {
-        return hash_(uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right));
+        return hash_(uint64_t{uint32_t(left)} << 32 | uint32_t(right));
     }
 
     void read_tokens() {
         byte_ids_.fill(-1);
         if (flags_ & kIgnoreMerges) words_.assign(slots_for(token_flags_.size()), -1);
         for (int id = 0; id < vocab_size(); id++) {
-            const unsigned f = static_cast<uint8_t>(token_flags_[id]);
+            const unsigned f = uint8_t(token_flags_[id]);
             const std::string_view bytes = token_bytes(id);
             const size_t n = bytes.size();
-            check_section(n <= max_token_bytes, "token ", id, " of ", n, " bytes is longer than ",
-                          max_token_bytes);
-            check_section(f == 0 ? n == 0 : n > 0 && f & kDefined && f < 2 * kSpecial, "token_flags[", id,
-                          "] ", f, " does not fit a token of ", n, " bytes");
+            require(n <= max_token_bytes, "token ", id, " of ", n, " bytes is longer than ", max_token_bytes);
+            require(f == 0 ? n == 0 : n > 0 && f & kDefined && f < 2 * kSpecial, "token_flags[", id, "] ", f,
+                    " does not fit a token of ", n, " bytes");
             if (!(f & kWord)) continue;
-            if (n == 1) byte_ids_[static_cast<uint8_t>(bytes[0])] = id;
+            if (n == 1) byte_ids_[uint8_t(bytes[0])] = id;
             if (flags_ & kIgnoreMerges) words_[word_slot(bytes)] = id;
         }
     }
@@ -328,7 +323,7 @@ class Vocabulary {
         uint64_t bytes = 0;  // of the results
         for (uint32_t rank = 0; rank < stored.size(); rank++) {
             const auto check_id = [&](bool is_sound, int32_t id, const char* what) {
-                check_section(is_sound, "merges[", rank, "] ", static_cast<uint32_t>(id), what);
+                require(is_sound, "merges[", rank, "] ", uint32_t(id), what);
             };
             const auto [left, right, merged] = stored[rank];
             // The table does not fit into the caches, so its slots are prefetched.
@@ -337,7 +332,7 @@ class Vocabulary {
                 __builtin_prefetch(&merges_[hash_of(later[0], later[1]) & (merges_.size() - 1)]);
             }
             for (const int32_t id : stored[rank])
-                check_id(static_cast<uint32_t>(id) < token_flags_.size() && token_flags_[id] & kWord, id,
+                check_id(uint32_t(id) < token_flags_.size() && token_flags_[id] & kWord, id,
                          " is not a token that words consist of");
             const std::string_view a = token_bytes(left), b = token_bytes(right), ab = token_bytes(merged);
             bytes += ab.size();
@@ -357,9 +352,9 @@ class Vocabulary {
         const size_t n_bytes = in.rest.size();
         const bool are_listed = (flags_ & kSteps) != 0;
         while (!in.rest.empty()) {
-            check_section(steps_.size() < 16, "pattern_size ", n_bytes, " holds more than 16 steps");
+            require(steps_.size() < 16, "pattern_size ", n_bytes, " holds more than 16 steps");
             const uint32_t flags = are_listed ? in.u32("pattern flags") : 0;
-            check_section(flags <= 1, "pattern flags ", flags, " has unknown bits");
+            require(flags <= 1, "pattern flags ", flags, " has unknown bits");
             const std::string_view pattern = in.take(are_listed ? in.u32("pattern") : n_bytes, "pattern of");
             SectionReader::check_text(pattern, "pattern");
             steps_.push_back({flags == 1});
@@ -374,13 +369,13 @@ class Vocabulary {
         for (size_t i = 0; i < stored.size(); i++) {
             const uint32_t id = stored[i][0], f = stored[i][1];
             const auto check_id = [&](bool is_sound, const auto&... what) {
-                check_section(is_sound, "added[", i, "].id ", id, what...);
+                require(is_sound, "added[", i, "].id ", id, what...);
             };
             check_id(id < seen.size(), " is not below ", seen.size());
-            check_section(f <= 31, "added[", i, "].flags ", f, " has unknown bits");
-            check_section(!(f & AddedToken::single_word) || has_word_pattern, "added[", i, "].flags ", f,
-                          " needs a word_pattern");
-            std::string text(token_bytes(static_cast<int>(id)));
+            require(f <= 31, "added[", i, "].flags ", f, " has unknown bits");
+            require(!(f & AddedToken::single_word) || has_word_pattern, "added[", i, "].flags ", f,
+                    " needs a word_pattern");
+            std::string text(token_bytes(int(id)));
             check_id(!text.empty(), " is a token without text");
             check_id(!seen[id], " is there twice");
             seen[id] = true;
@@ -392,7 +387,7 @@ class Vocabulary {
             if (is_normalized && flags_ & kNfc) text = nfc(text);
             longest_added_ = std::max(longest_added_, text.size());
             added_flags_ |= f;
-            (is_normalized ? normalized : raw).push_back({static_cast<int>(id), f, std::move(text)});
+            (is_normalized ? normalized : raw).push_back({int(id), f, std::move(text)});
         }
         raw_tokens_ = AddedTokens(std::move(raw));
         normalized_tokens_ = AddedTokens(std::move(normalized));
@@ -401,11 +396,11 @@ class Vocabulary {
     void read_chat(SectionReader in) {
         const size_t n_bytes = in.rest.size();
         chat_.flags = in.u32("chat.flags");
-        check_section(chat_.flags <= 511, "chat.flags ", chat_.flags, " has unknown bits");
+        require(chat_.flags <= 511, "chat.flags ", chat_.flags, " has unknown bits");
         for (std::string& piece : chat_.pieces) {
             piece = in.take(in.u32("chat literal"), "chat literal of");
             SectionReader::check_text(piece, "chat literal");
         }
-        check_section(in.rest.empty(), "chat_size ", n_bytes, " leaves bytes over");
+        require(in.rest.empty(), "chat_size ", n_bytes, " leaves bytes over");
     }
 };

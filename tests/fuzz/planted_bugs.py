@@ -31,7 +31,7 @@ BUGS = {
     "encode": ("engine/text/tokenizer.h", "if (next[left] != none) previous", "previous"),
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("engine/text/tokenizer.h", "start > 0 && is_word_char", "is_word_char"),
-    "section_raw": ("engine/text/vocabulary.h", "static_cast<uint32_t>(id) < token_flags_.size() && ", ""),
+    "section_raw": ("engine/text/vocabulary.h", "uint32_t(id) < token_flags_.size() && ", ""),
     "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));",
                                 "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0) - 1);"),
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
