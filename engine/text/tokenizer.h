@@ -215,8 +215,7 @@ class Tokenizer : public Vocabulary {
             std::copy(id.begin() + best + 2, id.begin() + n, id.begin() + best + 1);
             std::copy(ranks.begin() + best + 2, ranks.begin() + n, ranks.begin() + best + 1);
             n--;
-            ranks[best] = rank_at(best);
-            if (best > 0) ranks[best - 1] = rank_at(best - 1);
+            for (size_t i = best > 0 ? best - 1 : 0; i <= best; i++) ranks[i] = rank_at(i);
         }
         return n;
     }

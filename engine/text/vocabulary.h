@@ -79,19 +79,19 @@ class AddedTokens {
   public:
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
-        // Sorted by their bytes from the last one on: tokens with a common suffix are adjacent, and so are
-        // the nodes that extend it by a byte.
-        std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
-            return std::lexicographical_compare(a.text.rbegin(), a.text.rend(), b.text.rbegin(),
-                                                b.text.rend());
-        });
         size_t bytes = 0;
         for (const AddedToken& t : tokens_) bytes += t.text.size();
         nodes_.reserve(bytes + 1);
         nodes_.push_back({});
-        // Breadth first, as `shorter` is a node of fewer bytes.
-        std::vector<std::pair<int32_t, int32_t>> growing;  // tokens, and the nodes of their last bytes
+        // Tokens, and the nodes of their last bytes. Sorted by their bytes from the last one on: tokens with
+        // a common suffix are adjacent, and so are the nodes that extend it by a byte.
+        std::vector<std::pair<int32_t, int32_t>> growing;
         for (size_t i = 0; i < tokens_.size(); i++) growing.emplace_back(i, 0);
+        std::stable_sort(growing.begin(), growing.end(), [&](const auto& x, const auto& y) {
+            const std::string &a = tokens_[x.first].text, &b = tokens_[y.first].text;
+            return std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
+        });
+        // Breadth first, as `shorter` is a node of fewer bytes.
         for (size_t size = 1; !growing.empty(); size++) {
             for (auto& [token, node] : growing) {
                 const std::string& text = tokens_[token].text;
@@ -99,6 +99,7 @@ class AddedTokens {
                 if (nodes_[node].n_longer == 0 || nodes_.back().byte != byte) {
                     const int32_t shorter = node == 0 ? 0 : step(nodes_[node].shorter, byte);
                     if (nodes_[node].n_longer++ == 0) nodes_[node].longer = int32_t(nodes_.size());
+                    if (node == 0) first_[uint8_t(byte)] = int32_t(nodes_.size());
                     nodes_.push_back({0, shorter, nodes_[shorter].token, 0, byte});
                 }
                 node = int32_t(nodes_.size()) - 1;
@@ -137,17 +138,18 @@ class AddedTokens {
     };
     // The state after one more byte on the left.
     int32_t step(int32_t node, char byte) const {
-        for (;; node = nodes_[node].shorter) {
+        for (; node != 0; node = nodes_[node].shorter) {
             const auto first = nodes_.begin() + nodes_[node].longer, end = first + nodes_[node].n_longer;
             const auto longer =
                 std::lower_bound(first, end, byte, [](const Node& n, char value) { return n.byte < value; });
             if (longer != end && longer->byte == byte) return int32_t(longer - nodes_.begin());
-            if (node == 0) return 0;
         }
+        return first_[uint8_t(byte)];
     }
 
     std::vector<AddedToken> tokens_;
     std::vector<Node> nodes_;
+    std::array<int32_t, 256> first_{};  // nodes of one byte: those after nodes_[0], found faster
 };
 
 // What holds of a sound section: if not, throws "tokenizer: " and the parts.
