@@ -42,15 +42,25 @@ simde__m512 to_floats_512(simde__m512i v) {
     return simde_mm512_loadu_ps(values);
 }
 
+simde__m512i to_whole_512(simde__m512 v) {
+    float values[16];
+    int32_t lanes[16];
+    simde_mm512_storeu_ps(values, v);
+    for (int i = 0; i < 16; i++) lanes[i] = static_cast<int32_t>(std::nearbyintf(values[i]));
+    return simde_mm512_loadu_si512(lanes);
+}
+
 }  // namespace
 
 #undef _mm256_fmadd_ps
 #undef _mm512_fmadd_ps
 #undef _mm512_cvtepi32_ps  // of some versions of SIMDe, as the next
+#undef _mm512_cvtps_epi32
 #undef _mm512_cvtepu8_epi32
 #define _mm256_fmadd_ps fused_256
 #define _mm512_fmadd_ps fused_512
 #define _mm512_cvtepi32_ps to_floats_512
+#define _mm512_cvtps_epi32 to_whole_512
 #define _mm512_cvtepu8_epi32 to_int32_512
 
 // Now the kernels may believe that this is a machine with AVX-512 VNNI.

@@ -5,33 +5,6 @@
 
 #include "engine/cpu/int8.h"
 
-// Codes and scales of x (n,), 16 values at a time; group_size is a multiple of 16. fcvtns rounds half to even
-// (Arm ARM, FCVTNS). The comparisons are written so that NaN loses where it does in the programs' plain
-// loops: fmax would hand it on, and fmaxnm does for a signalling one.
-inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, int group_size,
-                          const float* fixed_scale) {
-    const float32x4_t low = vdupq_n_f32(-127), high = vdupq_n_f32(127);
-    for (int g = 0; g < n / group_size; g++) {
-        const float* xg = x + g * group_size;
-        float32x4_t m = vdupq_n_f32(0);
-        for (int i = 0; i < group_size && fixed_scale == nullptr; i += 4) {
-            const float32x4_t magnitude = vabsq_f32(vld1q_f32(xg + i));
-            m = vbslq_f32(vcgtq_f32(magnitude, m), magnitude, m);  // NaN: keeps m
-        }
-        const float inv = choose_scale(scales + g, vmaxvq_f32(m), fixed_scale);
-        auto rounded = [&](const float* p) {
-            const float32x4_t r = vmulq_n_f32(vld1q_f32(p), inv);
-            const float32x4_t at_least = vbslq_f32(vcgtq_f32(r, low), r, low);  // NaN: takes `low`
-            return vmovn_s32(vcvtnq_s32_f32(vminq_f32(at_least, high)));
-        };
-        for (int i = 0; i < group_size; i += 16) {
-            const int16x8_t ab = vcombine_s16(rounded(xg + i), rounded(xg + i + 4));
-            const int16x8_t cd = vcombine_s16(rounded(xg + i + 8), rounded(xg + i + 12));
-            vst1q_s8(codes + g * group_size + i, vcombine_s8(vmovn_s16(ab), vmovn_s16(cd)));
-        }
-    }
-}
-
 // NEON multiplies signed by signed bytes, so w stays as it is. A vector holds only four int32, and a panel is
 // two of them, so that a token's four codes, once loaded, serve twice.
 struct Neon : VectorOps<FourLanes> {
@@ -49,6 +22,16 @@ struct Neon : VectorOps<FourLanes> {
     }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         return vfmaq_f32(sums, vcvtq_f32_s32(acc), scales);
+    }
+    // fcvtns rounds half to even (Arm ARM, FCVTNS).
+    static void store_codes(int8_t* codes, Floats a, Floats b, Floats c, Floats d) {
+        const auto rounded = [](Floats v) {
+            const float32x4_t low = vdupq_n_f32(-127);
+            const float32x4_t at_least = vbslq_f32(vcgtq_f32(v, low), v, low);  // NaN: becomes -127
+            return vmovn_s32(vcvtnq_s32_f32(vminq_f32(at_least, vdupq_n_f32(127))));
+        };
+        const int16x8_t ab = vcombine_s16(rounded(a), rounded(b)), cd = vcombine_s16(rounded(c), rounded(d));
+        vst1q_s8(codes, vcombine_s8(vmovn_s16(ab), vmovn_s16(cd)));
     }
 };
 

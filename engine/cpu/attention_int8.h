@@ -38,9 +38,9 @@
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 
-// The KV cache: codes, in the order in which the kernels below read them, flipped as the instruction set
-// wants weights to be. kv_cache.h's int8 format has the same codes in another order, for products in fp32. A
-// cache for no positions takes no memory.
+// The KV cache: codes, flipped as the instruction set wants weights to be, in the order in which the kernels
+// below read them: keys of a block [d / 4][position][d % 4], values [position / 4][d][position % 4].
+// kv_cache.h's int8 format has the same codes in another order, for products in fp32.
 template <class Isa>
 class Int8KvCacheOf : public KvPages {
   public:
@@ -53,24 +53,21 @@ class Int8KvCacheOf : public KvPages {
     // power of two, so that they do not grow with every token.
     static size_t attention_room(size_t width) { return max_attention_rows * std::bit_ceil(width); }
 
-    // Throws std::runtime_error for a context beyond max_context.
+    // A position and head has whole groups of four codes of keys, and whole vectors of values. Throws
+    // std::runtime_error for a context beyond max_context.
     Int8KvCacheOf(int n_layers, int n_kv_heads, int head_dim, int context)
-        : KvPages(n_layers, n_kv_heads, head_dim, context) {
+        : KvPages(n_layers, n_kv_heads, head_dim, context, (head_dim + 3) / 4 * 4,
+                  (head_dim + Isa::lanes - 1) / Isa::lanes * Isa::lanes, true) {
         if (context == 0) return;
         if (context > max_context) {
             throw std::runtime_error("--attn int8: the context is " + std::to_string(context) +
                                      ", expected at most " + std::to_string(max_context) +
                                      ", so that sums stay within int32 (--ctx)");
         }
-        take_memory(size_t(key_bytes()), size_t(value_bytes()), true);
         // What attention_int8() takes: weights in fp32, their codes, and these packed.
         const uint64_t room = uint64_t(threads().size()) * attention_room(size_t(context));
         MemoryCount::counts_as_used(room * (sizeof(float) + 2 * sizeof(int8_t)));
     }
-
-    // Bytes of a position and head, padded to whole groups of four codes, or to whole vectors.
-    int key_bytes() const { return (head_dim_ + 3) / 4 * 4; }
-    int value_bytes() const { return (head_dim_ + Isa::lanes - 1) / Isa::lanes * Isa::lanes; }
 
     // Appends k and v of one layer, of tokens at positions pos, pos + 1, ...: n_kv_heads groups of head_dim
     // codes for each token.
@@ -94,23 +91,6 @@ class Int8KvCacheOf : public KvPages {
         *scale_at(key_scales_, layer, head, pos) = k_scale;
         *scale_at(value_scales_, layer, head, pos) = v_scale;
     }
-    // As KvCache::fill().
-    void fill(int n) {
-        fill_by(
-            n, [](int i) { return int8_t(i * 7919 % 255 - 127); },
-            [&](int layer, int head, int pos, const int8_t* x) {
-                append(layer, head, pos, x, 0.01f, x, 0.01f);
-            });
-    }
-
-    // Keys of positions pos .. pos + key_block - 1, [d / 4][position][d % 4]; pos is a multiple of key_block.
-    const uint8_t* keys(int layer, int head, int pos) const {
-        return keys_.as<const uint8_t>() + head_at(layer, head, pos) * key_bytes();
-    }
-    // Values from position pos, a multiple of 4, to the end of its page: [position / 4][d][position % 4].
-    const uint8_t* values(int layer, int head, int pos) const {
-        return values_.as<const uint8_t>() + head_at(layer, head, pos) * value_bytes();
-    }
 };
 using Int8KvCache = Int8KvCacheOf<AttentionIsa>;
 
@@ -128,20 +108,18 @@ struct Int8Queries {
     int32_t sum[max_attention_rows];
 
     const int8_t* tile(int row) const { return codes + row / int8_query_rows<Isa> * tile_bytes; }
-};
 
-// Packs n_rows rows of n_quads quads that lie `stride` bytes apart.
-template <class Isa>
-inline void pack_queries(Int8Queries<Isa>& to, int8_t* memory, const int8_t* rows, size_t stride, int n_rows,
-                         int n_quads) {
-    constexpr int n = int8_query_rows<Isa>;
-    to.codes = memory;
-    to.tile_bytes = size_t(4) * n * n_quads;
-    for (int r = 0; r < n_rows; r += n) {
-        pack_words<n>(memory + r / n * to.tile_bytes, n, rows + r * stride, stride / 4, n_rows - r, n_quads,
-                      0);
+    // Packs n_rows rows of n_quads quads that lie `stride` bytes apart.
+    void pack(int8_t* memory, const int8_t* rows, size_t stride, int n_rows, int n_quads) {
+        constexpr int n = int8_query_rows<Isa>;
+        codes = memory;
+        tile_bytes = size_t(4) * n * n_quads;
+        for (int r = 0; r < n_rows; r += n) {
+            pack_words<n>(memory + r / n * tile_bytes, n, rows + r * stride, stride / 4, n_rows - r, n_quads,
+                          0);
+        }
     }
-}
+};
 
 // sums[r][i] += n quads of row r of x times the n_vectors vectors of w that lie quad_bytes apart for each
 // quad. `next` is what is read after w.
@@ -237,25 +215,20 @@ template <class Isa>
 inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, HeadScores& weights,
                            const Int8Rows& q, const Int8KvCacheOf<Isa>& cache, int layer, int pos) {
     const Stopwatch time(phase_seconds.attention);
-    const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
-    const int n_heads = q.n_cols / head_dim, heads_per_kv = n_heads / cache.n_kv_heads();
-    const int n_queries = n_tokens * heads_per_kv;  // of one kv head: token by token, then head by head
-    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    const int head_dim = cache.head_dim(), n_tokens = q.n_rows, n_heads = q.n_cols / head_dim;
     const size_t width = (size_t(pos) + n_tokens + 31) / 32 * 32;  // of a row of scores
     using Cache = Int8KvCacheOf<Isa>;
     static_assert(32 % Cache::key_block == 0 && 32 % ::key_block == 0);
     const float inv_sqrt = 1.0f / std::sqrt(float(head_dim));
-    const int n_quads = cache.key_bytes() / 4, value_width = cache.value_bytes();
+    const int n_quads = int(cache.key_bytes()) / 4, value_width = int(cache.value_bytes());
     out.n_rows = n_tokens;
     scores.resize(n_tokens, n_heads, pos, width);
     probs.resize(n_tokens, n_heads, pos, width);
     weights.resize(n_tokens, n_heads, pos, width);
-    parallel_for(cache.n_kv_heads() * n_blocks, [&](int i) {
-        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
-        const int n_rows = std::min(max_attention_rows, n_queries - first);
-        auto token_of = [&](int r) { return (first + r) / heads_per_kv; };
-        auto head_of = [&](int r) { return kv * heads_per_kv + (first + r) % heads_per_kv; };
-        auto seen_by = [&](int r) { return pos + token_of(r) + 1; };  // positions
+    for_query_blocks(cache, n_tokens, n_heads, [&](int kv, int n_rows, auto head_of) {
+        auto seen_by = [&](int r) { return pos + head_of(r) / n_heads + 1; };  // positions
+        auto keys_at = [&](int p) { return cache.template keys<uint8_t>(layer, kv, p); };
+        auto values_at = [&](int p) { return cache.template values<uint8_t>(layer, kv, p); };
         const int n_positions = seen_by(n_rows - 1);
         const size_t room = Cache::attention_room(width);
         static thread_local std::vector<float> row_memory;
@@ -266,26 +239,25 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
 
         // Queries, padded to whole quads.
         Int8Queries<Isa> queries, weighing;
-        const size_t q_stride = size_t(cache.key_bytes());
+        const size_t q_stride = cache.key_bytes();
         int8_t* q_codes = scratch(query_memory, 2 * max_attention_rows * q_stride);
         for (int r = 0; r < n_rows; r++) {
-            const int8_t* from = q.row_codes(token_of(r)) + head_of(r) * head_dim;
+            const int8_t* from = q.row_codes(0) + size_t(head_of(r)) * head_dim;
             int8_t* to = q_codes + r * q_stride;
             std::fill_n(std::copy_n(from, head_dim, to), q_stride - head_dim, int8_t(0));
-            queries.scale[r] = q.row_scales(token_of(r))[head_of(r)] * inv_sqrt;
+            queries.scale[r] = q.row_scales(0)[head_of(r)] * inv_sqrt;
             queries.sum[r] = 0;
             for (int d = 0; d < head_dim; d++) queries.sum[r] += from[d];
         }
-        pack_queries(queries, q_codes + max_attention_rows * q_stride, q_codes, q_stride, n_rows, n_quads);
+        queries.pack(q_codes + max_attention_rows * q_stride, q_codes, q_stride, n_rows, n_quads);
 
         // Scores: a block of keys at a time, which stays in the cache for all queries.
         for (int p = 0; p < n_positions; p += Cache::key_block) {
             const int after = p + Cache::key_block;
-            const uint8_t* next =
-                after < n_positions ? cache.keys(layer, kv, after) : cache.values(layer, kv, 0);
+            const uint8_t* next = after < n_positions ? keys_at(after) : values_at(0);
             in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
-                score_keys_int8<Isa, n>(rows + r * width + p, width, queries, r, cache.keys(layer, kv, p),
-                                        next, cache.key_scales(layer, kv, p), n_quads);
+                score_keys_int8<Isa, n>(rows + r * width + p, width, queries, r, keys_at(p), next,
+                                        cache.key_scales(layer, kv, p), n_quads);
             });
         }
 
@@ -293,9 +265,9 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
         for (int r = 0; r < n_rows; r++) {
             float* row = rows + r * width;
             const int seen = seen_by(r), end = (n_positions + 31) / 32 * 32;
-            if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r) * n_heads + head_of(r)));
+            if (scores.wanted) std::copy_n(row, seen, scores.row(head_of(r)));
             softmax(row, seen);
-            if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r) * n_heads + head_of(r)));
+            if (probs.wanted) std::copy_n(row, seen, probs.row(head_of(r)));
             float total = 0;  // not finite if a weight is not, which its code cannot say
             for (int p = 0; p < seen; p += Cache::page) {
                 const float* value_scales = cache.value_scales(layer, kv, p);
@@ -307,18 +279,18 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             int8_t* row_codes = codes + r * width;
             quantize_groups(row_codes, &weighing.scale[r], &weighing.sum[r], row, end, end);
             if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
-            if (weights.wanted) std::copy_n(row, seen, weights.row(token_of(r) * n_heads + head_of(r)));
+            if (weights.wanted) std::copy_n(row, seen, weights.row(head_of(r)));
         }
 
         // The weighted sum of the values, a page at a time.
-        pack_queries(weighing, packed, codes, width, n_rows, (n_positions + 3) / 4);
+        weighing.pack(packed, codes, width, n_rows, (n_positions + 3) / 4);
         int32_t* sums = scratch(sum_memory, size_t(max_attention_rows) * value_width);
         for (int r = 0; r < n_rows; r++)
             std::fill_n(sums + r * value_width, value_width, start_of_sum<Isa>(weighing.sum[r]));
         constexpr int step = Cache::page;
         for (int p = 0; p < n_positions; p += step) {
-            const uint8_t* v = cache.values(layer, kv, p);
-            const uint8_t* next = p + step < n_positions ? cache.values(layer, kv, p + step) : v;
+            const uint8_t* v = values_at(p);
+            const uint8_t* next = p + step < n_positions ? values_at(p + step) : v;
             in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
                 weigh_values_int8<Isa, n>(sums + r * value_width, value_width,
                                           weighing.tile(r) + p * int8_query_rows<Isa>, v, next,
@@ -326,7 +298,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             });
         }
         for (int r = 0; r < n_rows; r++) {
-            float* to = out.row(token_of(r)) + head_of(r) * head_dim;
+            float* to = out.row(0) + size_t(head_of(r)) * head_dim;
             for (int d = 0; d < head_dim; d++) to[d] = float(sums[r * value_width + d]) * weighing.scale[r];
         }
     });

@@ -18,6 +18,7 @@
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
+#include "engine/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
 // sums as the registers hold.
@@ -132,6 +133,24 @@ inline void weigh_values(float* const* out, const float* probs, size_t stride, c
                 out[r][d] += probs[r * stride + t] * to_float(v[size_t(t) * head_dim + d]);
         }
     }
+}
+
+// Calls use(kv, n_rows, head_of) for every block of queries of a chunk, in all threads. Query heads that
+// share a kv head read the same keys and values, so they go together, and with them those of the next tokens,
+// up to max_attention_rows. head_of(r) counts through the heads of all tokens, of which there are n_heads
+// each.
+template <class Use>
+inline void for_query_blocks(const KvPages& cache, int n_tokens, int n_heads, Use use) {
+    const int heads_per_kv = n_heads / cache.n_kv_heads();
+    const int n_queries = n_tokens * heads_per_kv;  // of one kv head: token by token, then head by head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    parallel_for(cache.n_kv_heads() * n_blocks, [&](int i) {
+        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
+        use(kv, std::min(max_attention_rows, n_queries - first), [=](int r) {
+            const int token = (first + r) / heads_per_kv;
+            return token * n_heads + kv * heads_per_kv + (first + r) % heads_per_kv;
+        });
+    });
 }
 
 // Calls use(first, rows) with a compile-time number of rows for n_rows rows, query_rows at a time.

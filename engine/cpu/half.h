@@ -4,13 +4,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/vector.h"
 #include "engine/model/config.h"
 
-#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+#ifdef __F16C__
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -46,7 +45,7 @@ inline Half round_to_half(float x) {
 }
 
 inline Half to_half(float x) {
-#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+#ifdef __F16C__
     return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
 #elif defined(__aarch64__)
     return {vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
@@ -57,7 +56,7 @@ inline Half to_half(float x) {
 
 // Four lanes of fp32.
 inline Float4 widen4(const Half* from) {
-#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+#ifdef __F16C__
     return Float4(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__aarch64__)
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
@@ -68,16 +67,14 @@ inline Float4 widen4(const Half* from) {
 
 // A vector of them in fp32.
 inline Floats load(const Half* from) {
-#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+#ifdef __AVX512F__
     return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__F16C__) && !defined(RUNQ_SIMDE)
+#elif defined(__F16C__)
     return Floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
     Floats v;
-    for (int i = 0; i < vector_lanes; i += 4) {
-        const Float4 four = widen4(from + i);
-        std::memcpy(reinterpret_cast<float*>(&v) + i, &four, sizeof four);
-    }
+    for (int i = 0; i < vector_lanes; i += 4)
+        VectorOps<FourLanes>::store(reinterpret_cast<float*>(&v) + i, widen4(from + i));
     return v;
 #endif
 }
@@ -86,9 +83,6 @@ inline Floats load(const Half* from) {
 inline void widen(float* to, const Half* from, size_t n) {
     size_t i = 0;
     for (; i + vector_lanes <= n; i += vector_lanes) store(to + i, load(from + i));
-    for (; i + 4 <= n; i += 4) {
-        const Float4 four = widen4(from + i);
-        std::memcpy(to + i, &four, sizeof four);
-    }
+    for (; i + 4 <= n; i += 4) VectorOps<FourLanes>::store(to + i, widen4(from + i));
     for (; i < n; i++) to[i] = to_float(from[i]);
 }

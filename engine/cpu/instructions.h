@@ -1,5 +1,5 @@
-// The instruction sets: what each brings for the kernels (int8.h) and how it quantizes is in x86.h, arm.h and
-// wasm.h. Here, which one is taken. What there is is known when this is compiled (-march).
+// Which instruction set the kernels take. What each brings (int8.h) is in x86.h, arm.h and wasm.h; which
+// there are is known when this is compiled (-march).
 #pragma once
 
 #include <algorithm>

@@ -5,11 +5,12 @@
 // lane is one int32 of a vector, and the four int8 in its place. VectorOps has what compilers make alike of
 // all vectors.
 //
-//   panel_vectors     vectors of weights that a tile of tile_tokens tokens multiplies
-//   tile_tokens       tokens whose accumulators, for these vectors, fit into the registers; a power of two
-//   dot4(acc, w, x)   acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w flipped
-//   add_lanes(a, ..)  the sums of the lanes of four vectors, exact
-//   add_scaled(s, ..) sums[lane] += acc[lane] * scales[lane], rounded once (a fused multiply-add)
+//   panel_vectors      vectors of weights that a tile of tile_tokens tokens multiplies
+//   tile_tokens        tokens whose accumulators, for these vectors, fit into the registers; a power of two
+//   dot4(acc, w, x)    acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w flipped
+//   add_lanes(a, ..)   the sums of the lanes of four vectors, exact
+//   add_scaled(s, ..)  sums[lane] += acc[lane] * scales[lane], rounded once (a fused multiply-add)
+//   store_codes(p, ..) four vectors of floats as int8: rounded half to even, in -127..127; NaN is -127
 #pragma once
 
 #include <cstdint>
@@ -58,8 +59,8 @@ struct VectorOps {
     static Ints flipped(Ints w) { return w; }
     static Floats zero() { return Floats{}; }
     static Floats load_floats(const float* p) { return reinterpret_cast<const FloatsAt*>(p)->v; }
-    static void store(float* p, Floats v) { reinterpret_cast<FloatsAt*>(p)->v = v; }
-    static void store(float* p, Ints v) { reinterpret_cast<IntsAt*>(p)->v = v; }
+    static void store(void* p, Floats v) { static_cast<FloatsAt*>(p)->v = v; }
+    static void store(void* p, Ints v) { static_cast<IntsAt*>(p)->v = v; }
 };
 // The same for instructions that take codes of w as unsigned.
 template <class Ops>

@@ -5,9 +5,10 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/quantize.h"
@@ -37,12 +38,13 @@ inline size_t attention_room(size_t width, int context) {
 //   q8    as int8, the head_dim numbers of a position and head under one fp32 scale (quantize_group)
 enum class KvFormat { f32, f16, q8 };
 
+inline int number_bytes(KvFormat format) {
+    return format == KvFormat::f32 ? 4 : format == KvFormat::f16 ? 2 : 1;
+}
+
 // Bytes of the keys, or of the values, of one position and kv head.
 inline size_t kv_head_bytes(KvFormat format, int head_dim) {
-    const auto n = size_t(head_dim);
-    return format == KvFormat::f32   ? n * sizeof(float)
-           : format == KvFormat::f16 ? n * sizeof(Half)
-                                     : n * sizeof(int8_t) + sizeof(float);
+    return size_t(head_dim) * number_bytes(format) + (format == KvFormat::q8 ? sizeof(float) : 0);
 }
 
 // Calls use(T{}) with the type of the numbers.
@@ -63,6 +65,20 @@ class KvPages {
     int head_dim() const { return head_dim_; }
     int context() const { return context_; }  // positions
 
+    // Bytes of the keys and of the values of one position and head, without their scales.
+    size_t key_bytes() const { return key_bytes_; }
+    size_t value_bytes() const { return value_bytes_; }
+
+    // Keys of a block of positions that begins with pos, and values from pos to the end of its page: the
+    // order of their numbers is that of the kind of cache.
+    template <class T>
+    const T* keys(int layer, int head, int pos) const {
+        return keys_.as<const T>() + head_at(layer, head, pos) * key_bytes_ / sizeof(T);
+    }
+    template <class T>
+    const T* values(int layer, int head, int pos) const {
+        return values_.as<const T>() + head_at(layer, head, pos) * value_bytes_ / sizeof(T);
+    }
     // Scales of keys and of values, from position pos to the end of its page; null if there are none.
     const float* key_scales(int layer, int head, int pos) const {
         return scale_at(key_scales_, layer, head, pos);
@@ -71,14 +87,29 @@ class KvPages {
         return scale_at(value_scales_, layer, head, pos);
     }
 
-  protected:
-    KvPages(int n_layers, int n_kv_heads, int head_dim, int context)
-        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {}
+    // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
+    void fill(int n) {
+        constexpr int byte = 0x3c;  // so numbers are 0.0115 in fp32, as scales are, 1.06 in fp16, 60 in int8
+        parallel_for((n + page - 1) / page * n_layers_ * n_kv_heads_, [&](int i) {
+            const size_t at = size_t(i) * page;
+            std::memset(keys_.as<char>() + at * key_bytes_, byte, page * key_bytes_);
+            std::memset(values_.as<char>() + at * value_bytes_, byte, page * value_bytes_);
+            if (key_scales_.as<float>() == nullptr) return;
+            std::memset(key_scales_.as<float>() + at, byte, page * sizeof(float));
+            std::memset(value_scales_.as<float>() + at, byte, page * sizeof(float));
+        });
+    }
 
-    // Memory for keys and values of so many bytes for a position and head, and for an fp32 scale of each.
-    void take_memory(size_t key_bytes, size_t value_bytes, bool has_scales) {
-        const size_t heads = (size_t(context_) + page - 1) / page * page * n_layers_ * n_kv_heads_;
-        const std::string positions = std::to_string(context_) + " positions (--ctx)";
+  protected:
+    // has_scales: there is an fp32 scale of the keys and one of the values of each position and head. A cache
+    // for no positions takes no memory.
+    KvPages(int n_layers, int n_kv_heads, int head_dim, int context, size_t key_bytes, size_t value_bytes,
+            bool has_scales)
+        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
+        key_bytes_ = key_bytes, value_bytes_ = value_bytes;
+        if (context == 0) return;
+        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
+        const std::string positions = std::to_string(context) + " positions (--ctx)";
         keys_ = LazyMemory(heads * key_bytes, "the keys of " + positions);
         values_ = LazyMemory(heads * value_bytes, "the values of " + positions);
         if (!has_scales) return;
@@ -96,31 +127,20 @@ class KvPages {
         return all != nullptr ? all + head_at(layer, head, pos) : nullptr;
     }
 
-    // Calls put(layer, head, pos, x) for positions 0 .. n - 1 of all layers and heads: x (head_dim,) are some
-    // of the numbers number(0), number(1), ...
-    template <class Number, class Put>
-    void fill_by(int n, Number number, Put put) const {
-        std::vector<decltype(number(0))> row(size_t(head_dim_) + 97);
-        for (size_t i = 0; i < row.size(); i++) row[i] = number(int(i));
-        parallel_for(n, [&](int pos) {
-            for (int i = 0; i < n_layers_ * n_kv_heads_; i++)
-                put(i / n_kv_heads_, i % n_kv_heads_, pos, row.data() + (pos + i) % 97);
-        });
-    }
-
     int n_layers_, n_kv_heads_, head_dim_, context_;
+    size_t key_bytes_, value_bytes_;
     LazyMemory keys_, values_, key_scales_, value_scales_;  // [page][layer][kv head] of a page's positions
 };
 
-// In the order in which attention() reads them. Where memory is counted (MemoryCount), so is what all threads
-// take for attention() over them, once they have seen the whole context.
+// In the order in which attention() reads them: keys of a block [head_dim][key_block], values
+// [position][head_dim], in the type of the format. Where memory is counted (MemoryCount), so is what all
+// threads take for attention() over them, once they have seen the whole context.
 class KvCache : public KvPages {
   public:
     KvCache(KvFormat format, int n_layers, int n_kv_heads, int head_dim, int context)
-        : KvPages(n_layers, n_kv_heads, head_dim, context), format_(format) {
-        with_kv_type(format, [&](auto number) {
-            take_memory(head_dim * sizeof number, head_dim * sizeof number, format == KvFormat::q8);
-        });
+        : KvPages(n_layers, n_kv_heads, head_dim, context, head_dim * number_bytes(format),
+                  head_dim * number_bytes(format), format == KvFormat::q8),
+          format_(format) {
         const size_t room = attention_room(size_t(padded(context)), context);
         MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
     }
@@ -147,25 +167,6 @@ class KvCache : public KvPages {
         });
     }
 
-    // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
-    void fill(int n) {
-        fill_by(
-            n, [](int i) { return float(i * 7919 % 101) / 50 - 1; },
-            [&](int layer, int head, int pos, const float* x) { append(layer, head, pos, x, x); });
-    }
-
-    // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block. T
-    // is the format's type.
-    template <class T>
-    const T* keys(int layer, int head, int pos) const {
-        return keys_.as<const T>() + head_at(layer, head, pos) * head_dim_;
-    }
-    // Values from position pos to the end of its page, [position][head_dim].
-    template <class T>
-    const T* values(int layer, int head, int pos) const {
-        return values_.as<const T>() + head_at(layer, head, pos) * head_dim_;
-    }
-
   private:
     // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.
     template <class T>
@@ -185,10 +186,9 @@ class KvCache : public KvPages {
 };
 static_assert(KvCache::page % key_block == 0);
 
-// Attention in fp32 over a cache of keys and values, the same whatever the scheme of the weights and the
-// format of the cache: numbers are widened to fp32 as they are loaded.
-// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
-// each against all positions up to its own -> out, same shape. Their keys and values are in the cache. If
-// `scores` and `probs` are wanted, they get what every head makes of every position.
+// Attention of a chunk, in fp32 whatever the format of the cache: q (n_tokens, n_heads * head_dim), rotated,
+// of tokens at positions pos, pos + 1, ..., each against all positions up to its own -> out, same shape.
+// Their keys and values are in the cache. If `scores` and `probs` are wanted, they get what every head makes
+// of every position.
 void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                int layer, int pos);

@@ -6,38 +6,6 @@
 #include <immintrin.h>
 #endif
 
-// Codes and scales of x (n,), 32 values at a time; group_size is a multiple of 32. cvtps2dq rounds half to
-// even (Intel SDM, MXCSR's default).
-inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, int group_size,
-                          const float* fixed_scale) {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    const __m256 low = _mm256_set1_ps(-127), high = _mm256_set1_ps(127);
-    // The two packs below work within 128-bit halves; this permutation puts the eight quads back in order.
-    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int g = 0; g < n / group_size; g++) {
-        const float* xg = x + g * group_size;
-        __m256 m = _mm256_setzero_ps();
-        for (int i = 0; i < group_size && fixed_scale == nullptr; i += 8) {
-            m = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(xg + i), magnitude), m);  // NaN: keeps m
-        }
-        __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
-        h = _mm_max_ps(h, _mm_movehl_ps(h, h));
-        const float amax = _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
-        const float inv = choose_scale(scales + g, amax, fixed_scale);
-        const __m256 inv8 = _mm256_set1_ps(inv);
-        auto rounded = [&](const float* p) {
-            const __m256 r = _mm256_mul_ps(_mm256_loadu_ps(p), inv8);
-            return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(r, low), high));  // NaN: takes `low`
-        };
-        for (int i = 0; i < group_size; i += 32) {
-            const __m256i ab = _mm256_packs_epi32(rounded(xg + i), rounded(xg + i + 8));
-            const __m256i cd = _mm256_packs_epi32(rounded(xg + i + 16), rounded(xg + i + 24));
-            const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), in_order);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + g * group_size + i), all);
-        }
-    }
-}
-
 struct EightLanes {
     using Ints = __m256i;
     using Floats = __m256;
@@ -61,6 +29,18 @@ struct Avx2 : VectorOps<EightLanes> {
     }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         return _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc), scales, sums);
+    }
+    // cvtps2dq rounds half to even (Intel SDM, MXCSR's default). The packs work within 128-bit halves; the
+    // permutation puts the eight quads back in order.
+    static void store_codes(int8_t* codes, Floats a, Floats b, Floats c, Floats d) {
+        const auto rounded = [](Floats v) {
+            const __m256 at_least = _mm256_max_ps(v, _mm256_set1_ps(-127));  // NaN: becomes -127
+            return _mm256_cvtps_epi32(_mm256_min_ps(at_least, _mm256_set1_ps(127)));
+        };
+        const __m256i ab = _mm256_packs_epi32(rounded(a), rounded(b));
+        const __m256i cd = _mm256_packs_epi32(rounded(c), rounded(d));
+        const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        store(codes, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), in_order));
     }
 };
 
@@ -102,6 +82,14 @@ struct Avx512Vnni : FlippedOps<VectorOps<SixteenLanes>> {
     }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc), scales, sums);
+    }
+    static void store_codes(int8_t* codes, Floats a, Floats b, Floats c, Floats d) {
+        for (const Floats& v : {a, b, c, d}) {
+            const __m512 at_least = _mm512_max_ps(v, _mm512_set1_ps(-127));  // NaN: becomes -127
+            const __m512i whole = _mm512_cvtps_epi32(_mm512_min_ps(at_least, _mm512_set1_ps(127)));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtsepi32_epi8(whole));
+            codes += lanes;
+        }
     }
 };
 #endif
