@@ -43,7 +43,7 @@ TEST_CASE("cli: defaults") {
     CHECK(!o.prompt);
     CHECK(!o.file);
     CHECK(!o.ids);
-    CHECK(o.mode == Mode::generate);
+    CHECK(!o.chat);
     CHECK(o.steps == 256);
     CHECK(o.ctx == 0);
     CHECK(!o.system);
@@ -76,7 +76,7 @@ TEST_CASE("cli: a number may follow a short option without a blank, and any valu
     CHECK(p.steps == 5);
     CHECK(p.top_p == 0.5f);
     CHECK(p.prompt == "a=b");
-    CHECK(p.mode == Mode::chat);
+    CHECK(p.chat);
     CHECK(p.system == "");
 }
 
@@ -91,7 +91,7 @@ TEST_CASE("cli: every option, short, long and with an equals sign") {
     for (const Options& o : {a, b}) {
         CHECK(o.model_path == "m");
         CHECK(o.prompt == "hi");
-        CHECK(o.mode == Mode::chat);
+        CHECK(o.chat);
         CHECK(o.steps == 5);
         CHECK(o.ctx == 7);
         CHECK(o.system == "be brief");

@@ -29,7 +29,7 @@ constexpr size_t chat_penalty_window = 128;
 
 // Returns the penalty's window, if the penalty is chat's.
 inline std::optional<size_t> set_chat_sampling(Options& o, const ModelConfig& c) {
-    if (o.mode != Mode::chat || o.temp || c.temperature != 0) return std::nullopt;
+    if (!o.chat || o.temp || c.temperature != 0) return std::nullopt;
     o.temp = chat_temperature;
     if (!o.top_p && c.top_p == 1) o.top_p = chat_top_p;
     if (o.repetition_penalty || c.repetition_penalty != 1) return std::nullopt;
@@ -96,8 +96,7 @@ inline bool obey_command(Conversation& chat, const std::string& text) {
     if (!text.starts_with('/')) return false;
     const size_t space = text.find(' ');
     const std::string name = text.substr(0, space);
-    const size_t begin =
-        text.find_first_not_of(' ', space);  // of what stands behind the name, if anything does
+    const size_t begin = text.find_first_not_of(' ', space);  // of what stands behind the name
     const std::string rest =
         begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
     const auto say = [&](const std::string& line) { note(chat.io.err, line + "\n"); };
@@ -196,7 +195,7 @@ inline std::vector<int> ids_that_fit(Conversation& chat, bool is_option) {
 // runs what differs from the KV cache. That is usually just the turn itself, but not always: Qwen3's template
 // drops the thoughts of earlier turns, so what followed them has moved. This way the model sees exactly what
 // it would see in Hugging Face's apply_chat_template().
-inline Stop answer(Conversation& chat, std::vector<int> ids) {
+inline void answer(Conversation& chat, std::vector<int> ids) {
     std::string text;
     TokenPrinter printer(chat.io.out, chat.session.model, chat.options.print_ids);
     const Statistics before = chat.session.statistics;
@@ -218,11 +217,10 @@ inline Stop answer(Conversation& chat, std::vector<int> ids) {
                     n_decode + 1, per_second(n_decode, t.decode_seconds - before.decode_seconds),
                     chat.session.held.size(), chat.session.context));
     }
-    return stop;
 }
 
 // A conversation: `first`, if it is there, then a message for each line of standard input.
-inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> first, const Streams& io) {
+inline void run_chat(Session& s, const Options& o, std::optional<std::string> first, const Streams& io) {
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--mode chat");
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
     const bool terminal = is_terminal(io.in);
@@ -250,7 +248,7 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             if (typed != Typed::line) break;
             try {
                 text = text_by_rule(name, text);
-            } catch (const NotUtf8& e) {
+            } catch (const std::runtime_error& e) {
                 if (!terminal) throw;
                 note(io.err, std::string(e.what()) + "\n");
                 continue;
@@ -262,9 +260,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
         chat.messages.push_back({"user", text});
         std::vector<int> ids = ids_that_fit(chat, is_option);
         if (ids.empty()) continue;
-        if (answer(chat, std::move(ids)) != Stop::ctrl_c) continue;
-        if (!terminal) return Stop::ctrl_c;
+        answer(chat, std::move(ids));
+        if (interrupted && !terminal) break;
         interrupted = 0;
     }
-    return interrupted ? Stop::ctrl_c : Stop::end_of_text;
 }

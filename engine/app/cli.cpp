@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <iomanip>
 #include <memory>
 #include <new>
 #include <optional>
 #include <random>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -36,11 +38,10 @@ void load_tokenizer(Model& model, const std::string& path) try {
 
 void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     const ModelConfig& c = m.config;
-    std::string text;
-    auto line = [&](const char* field, const std::string& value) {
-        text += format("%-24s%s\n", field, value.c_str());
+    std::ostringstream text;
+    const auto line = [&](const char* field, const auto& value) {
+        text << std::left << std::setw(24) << field << value << "\n";
     };
-    auto number = [&](const char* field, auto value) { line(field, std::to_string(value)); };
     const auto list = [](const std::vector<int>& numbers) {
         std::string all;
         for (const int n : numbers) all += (all.empty() ? "" : ",") + std::to_string(n);
@@ -50,20 +51,20 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     line("arch", arch_name(c.arch));
     line("scheme", m.scheme);
     line("kernel", m.kernel);
-    number("threads", o.threads);
-    number("dim", c.dim);
-    number("hidden_dim", c.hidden_dim);
-    number("n_layers", c.n_layers);
-    number("n_heads", c.n_heads);
-    number("n_kv_heads", c.n_kv_heads);
-    number("head_dim", c.head_dim);
-    number("vocab_size", c.vocab_size);
-    number("max_seq_len", c.max_seq_len);
+    line("threads", o.threads);
+    line("dim", c.dim);
+    line("hidden_dim", c.hidden_dim);
+    line("n_layers", c.n_layers);
+    line("n_heads", c.n_heads);
+    line("n_kv_heads", c.n_kv_heads);
+    line("head_dim", c.head_dim);
+    line("vocab_size", c.vocab_size);
+    line("max_seq_len", c.max_seq_len);
     line("shared_classifier", c.shared_classifier ? "yes" : "no");
     line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
-    if (c.rotation_block > 0) number("rotation_block", c.rotation_block);
+    if (c.rotation_block > 0) line("rotation_block", c.rotation_block);
     for (const std::string& kind : m.formats) line("format", kind);
-    line("norm_eps", format("%g", double(c.norm_eps)));
+    line("norm_eps", c.norm_eps);
     line("rope_theta", format("%.9g", double(c.rope_theta)));
     const char* const rescalings[] = {"none", "llama3", "linear", "yarn"};
     std::string rope = rescalings[c.rope_type];
@@ -75,23 +76,23 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     line("rope_scaling", rope);
     line("bos_id", c.bos_id >= 0 ? std::to_string(c.bos_id) : "none");
     line("eos_ids", c.eos_ids.empty() ? "none" : list(c.eos_ids));
-    line("temperature", format("%g", double(c.temperature)));
-    number("top_k", c.top_k);
-    line("top_p", format("%g", double(c.top_p)));
-    if (c.min_p > 0) line("min_p", format("%g", double(c.min_p)));
-    if (c.repetition_penalty != 1) line("repetition_penalty", format("%g", double(c.repetition_penalty)));
+    line("temperature", c.temperature);
+    line("top_k", c.top_k);
+    line("top_p", c.top_p);
+    if (c.min_p > 0) line("min_p", c.min_p);
+    if (c.repetition_penalty != 1) line("repetition_penalty", c.repetition_penalty);
     line("tokenizer", m.tokenizer ? "yes" : "no");
     line("chat_template", m.tokenizer && m.tokenizer->has_chat() ? "yes" : "no");
-    number("context", context);
-    number("file_bytes", m.file_bytes);
-    number("weight_bytes", m.weight_bytes);
-    number("weight_bytes_per_token", m.weight_bytes_per_token);
-    number("kv_bytes_per_position", m.kv_bytes_per_position);
-    number("kv_cache_bytes", m.kv_bytes_per_position * uint64_t(context));
-    number("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, uint64_t(context)));
+    line("context", context);
+    line("file_bytes", m.file_bytes);
+    line("weight_bytes", m.weight_bytes);
+    line("weight_bytes_per_token", m.weight_bytes_per_token);
+    line("kv_bytes_per_position", m.kv_bytes_per_position);
+    line("kv_cache_bytes", m.kv_bytes_per_position * uint64_t(context));
+    line("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, uint64_t(context)));
     for (const TensorInfo& t : m.tensors)
         line("tensor", t.name + " " + t.type + " [" + list(t.shape) + "] " + std::to_string(t.offset));
-    put_foreign(out, text);  // a file's name may hold anything
+    put_foreign(out, text.str());  // a file's name may hold anything
 }
 
 namespace {
@@ -102,11 +103,12 @@ void show_progress(std::FILE* err, size_t n_done, size_t n_tokens) {
     note(err, "\r" + (n_done < n_tokens ? text : std::string(text.size(), ' ') + "\r"));
 }
 
-// `sampling` is empty where nothing was drawn.
-void print_statistics(std::FILE* err, const Session& s, int n_threads, const std::string& sampling) {
+void print_statistics(std::FILE* err, const Session& s, const Options& o) {
     const Model& m = s.model;
     const ModelConfig& c = m.config;
     const Statistics& t = s.statistics;
+    const Sampler& draw = s.sampler;
+    const int n_threads = threads().size();
     std::string text =
         format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch), c.n_layers,
                c.dim, c.vocab_size, m.scheme.c_str(), size_text(m.file_bytes).c_str());
@@ -115,7 +117,17 @@ void print_statistics(std::FILE* err, const Session& s, int n_threads, const std
                    size_text(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
     if (m.device_bytes() > 0) text += ", of the device " + size_text(m.device_bytes());
     text += "\n";
-    if (!sampling.empty()) text += "sampling  " + sampling + "\n";
+    if (!o.ppl && !o.bench) {
+        text += draw.temperature == 0 ? "sampling  temperature 0, the most probable token each time"
+                                      : format("sampling  temperature %g, top-k %d, top-p %g, seed %llu",
+                                               double(draw.temperature), draw.top_k, double(draw.top_p),
+                                               static_cast<unsigned long long>(*o.seed));
+        if (draw.min_p > 0 && draw.temperature != 0) text += format(", min-p %g", double(draw.min_p));
+        if (draw.repetition_penalty != 1)
+            text += format(", repetition penalty %g", double(draw.repetition_penalty));
+        if (s.penalty_window) text += format(" within %zu tokens", *s.penalty_window);
+        text += "\n";
+    }
     if (t.n_prefill > 0) {
         text += format("prefill   %d tokens in %.2f s, %.1f tokens/s\n", t.n_prefill, t.prefill_seconds,
                        per_second(t.n_prefill, t.prefill_seconds));
@@ -160,17 +172,14 @@ std::string not_finite_text(const Program& program, const Options& o, const NotF
 
 // Throws whatever goes wrong. Returns the exit code.
 int run(Options o, const Program& program, const Streams& io) {
-    // Opened before anything runs, not after: a path that cannot be written is noticed now.
-    std::optional<NewFile> trace_file;
     if (o.trace && !o.info) {
         for (const auto& input : {std::optional(o.model_path), o.file})
             if (input && same_file(*o.trace, *input))
                 fail<UsageError>("--trace: '", *o.trace, "' would replace the file that is read, '", *input,
                                  "'");
-        trace_file.emplace(*o.trace);
+        const NewFile check(*o.trace);  // a path that cannot be written is noticed before anything runs
     }
     Prompt prompt(o, io.in);
-    if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
     Trace trace(o.trace_from.value_or(0));
@@ -194,36 +203,26 @@ int run(Options o, const Program& program, const Streams& io) {
 #endif
 
     const std::optional<size_t> penalty_window = set_chat_sampling(o, c);
-    const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
-    const float min_p = o.min_p.value_or(c.min_p),
-                repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
-    const int top_k = o.top_k.value_or(c.top_k);
-    const uint64_t seed = o.seed.value_or(
-        uint64_t(std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
-    Session s{model, Sampler{temp, top_k, top_p, std::mt19937_64(seed), min_p, repetition_penalty}, context};
+    if (!o.seed)
+        o.seed = uint64_t(std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1));
+    Session s{model,
+              {o.temp.value_or(c.temperature), o.top_k.value_or(c.top_k), o.top_p.value_or(c.top_p),
+               std::mt19937_64(*o.seed), o.min_p.value_or(c.min_p),
+               o.repetition_penalty.value_or(c.repetition_penalty)},
+              context};
     if (o.steps > 0) s.max_new = o.steps;
     s.penalty_window = penalty_window;
     s.lookup = Lookup{size_t(o.lookup)};
     if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
-    std::string sampling = temp == 0 ? "temperature 0, the most probable token each time"
-                                     : format("temperature %g, top-k %d, top-p %g, seed %llu", double(temp),
-                                              top_k, double(top_p), static_cast<unsigned long long>(seed));
-    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", double(min_p));
-    if (repetition_penalty != 1) {
-        sampling += format(", repetition penalty %g", double(repetition_penalty));
-        if (penalty_window) sampling += format(" within %zu tokens", *penalty_window);
-    }
-    if (o.ppl || o.bench) sampling.clear();
 
     const std::optional<std::string> text = std::move(prompt).text(model, context);
     catch_ctrl_c();  // not before: reading and loading just die
-    Stop stop = Stop::steps;
     std::optional<NotFinite> not_finite;
     try {
-        stop = o.ppl                  ? run_perplexity(s, o, io)
-               : o.bench              ? run_bench(s, o, io)
-               : o.mode == Mode::chat ? run_chat(s, o, text, io)
-                                      : run_generate(s, o, text, io);
+        o.ppl     ? run_perplexity(s, o, io)
+        : o.bench ? run_bench(s, o, io)
+        : o.chat  ? run_chat(s, o, text, io)
+                  : run_generate(s, o, text, io);
     } catch (NotFinite& e) {
         if (!o.ppl) put(io.out, "\n");  // behind what there is of the text
         if (is_terminal(io.err)) note(io.err, "\r\033[K");
@@ -233,13 +232,13 @@ int run(Options o, const Program& program, const Streams& io) {
     if (!has_trace && !not_finite)
         fail<UsageError>("--trace-from: ", *o.trace_from, " is no position of this run, which has ",
                          trace.n_tokens());
-    if (trace_file && has_trace) trace.write(*trace_file);
+    if (o.trace && has_trace) trace.write(*o.trace);
     if (not_finite) {
         loaded.reset();  // its memory
         throw std::runtime_error(o.model_path + ": " + not_finite_text(program, o, *not_finite));
     }
-    print_statistics(io.err, s, threads().size(), sampling);
-    return stop == Stop::ctrl_c ? 130 : 0;
+    print_statistics(io.err, s, o);
+    return interrupted ? 130 : 0;
 }
 
 }  // namespace

@@ -48,8 +48,7 @@ class FileIds {
 
     // The next n ids; fewer only at the end.
     std::vector<int> next(size_t n) {
-        while (ids_.size() - n_given_ < n && goes_on_) {
-            ids_.erase(ids_.begin(), ids_.begin() + ptrdiff_t(std::exchange(n_given_, 0)));
+        while (ids_.size() < n && goes_on_) {
             const TextLimit limit = memory_limit();
             goes_on_ = file_.read(text_, std::min(limit.n_bytes, std::max(piece, 4 * text_.size())));
             size_t n_done = text_.size();
@@ -62,10 +61,10 @@ class FileIds {
             text_.erase(0, n_done);
             if (text_.size() > limit.n_bytes) throw std::runtime_error(limit.line(name_));
         }
-        const auto begin = ids_.begin() + ptrdiff_t(n_given_);
-        n = std::min(n, ids_.size() - n_given_);
-        n_given_ += n;
-        return {begin, begin + ptrdiff_t(n)};
+        const auto end = ids_.begin() + ptrdiff_t(std::min(n, ids_.size()));
+        const std::vector<int> given(ids_.begin(), end);
+        ids_.erase(ids_.begin(), end);
+        return given;
     }
 
   private:
@@ -74,8 +73,7 @@ class FileIds {
     const Tokenizer& tokenizer_;
     TextFile file_;
     std::string name_, text_{};  // text: what has been read and is no ids yet
-    std::vector<int> ids_{};
-    size_t n_given_ = 0;  // of these
+    std::vector<int> ids_{};     // that next() has not given
     bool goes_on_ = true;
 };
 
@@ -88,15 +86,13 @@ Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
     Perplexity result;
     const size_t bos = bos_id >= 0 ? 1 : 0, length = size_t(s.context) - bos,
                  vocab = size_t(m.config.vocab_size);
-    std::vector<int> window;
     std::vector<double> nll;
     for (size_t begin = 0; length > 0; begin += length) {
-        const std::vector<int> part = ids.next(length);
-        if (part.empty()) break;
-        make_room(s, part.size());
-        result.n_ids += part.size();
-        window.assign(bos, bos_id);
-        window.insert(window.end(), part.begin(), part.end());
+        std::vector<int> window = ids.next(length);
+        if (window.empty()) break;
+        make_room(s, window.size());
+        result.n_ids += window.size();
+        window.insert(window.begin(), bos, bos_id);
         // Token i predicts token i + 1, so the last one need not be run.
         for (size_t i = 0; i + 1 < window.size(); i += nll.size()) {
             if (interrupted) return result;
@@ -105,8 +101,8 @@ Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
                 m.forward(std::span(window).subspan(i, nll.size()), int(i), int(nll.size()));
             parallel_for(int64_t(nll.size()), [&](size_t k) {
                 const auto row = logits.subspan(k * vocab, vocab);
-                const bool good = all_finite(row.data(), vocab);
-                nll[k] = good ? negative_log_likelihood(row, window[i + k + 1]) : NAN;
+                nll[k] =
+                    all_finite(row.data(), vocab) ? negative_log_likelihood(row, window[i + k + 1]) : NAN;
             });
             for (size_t k = 0; k < nll.size(); k++) {  // here, so that the threads do not change the sum
                 if (std::isnan(nll[k])) {
@@ -122,7 +118,7 @@ Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
     return result;
 }
 
-inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
+inline void run_perplexity(Session& s, const Options& o, const Streams& io) {
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--ppl");
     FileIds ids(tokenizer, *o.ppl, io.in);
     const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
@@ -141,7 +137,6 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
         throw std::runtime_error(format("--ppl: '%s' is %zu tokens long, too short with a context of %d",
                                         o.ppl->c_str(), p.n_ids, s.context));
     }
-    return interrupted ? Stop::ctrl_c : Stop::end_of_text;
 }
 
 // ----------------------------------------------------------------------------
@@ -157,7 +152,7 @@ inline std::string time_split(const char* what, double seconds, const PhaseSecon
                   attention, std::max(0.0, seconds - matmul - attention));
 }
 
-inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
+inline void run_bench(Session& s, const Options& o, const Streams& io) {
     const auto [n_prompt, n_generated, depth] = *o.bench;
     const int64_t n = int64_t{n_prompt} + n_generated + depth;
     if (n > s.context)
@@ -166,9 +161,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
                          s.context);
     // Which tokens they are makes no difference to the time; these are spread over the vocabulary.
     std::vector<int> ids(size_t(n), 0);
-    for (size_t i = 0; i < ids.size(); i++) {
-        ids[i] = int((i + 1) * 7919 % size_t(s.model.config.vocab_size));
-    }
+    for (size_t i = 0; i < ids.size(); i++) ids[i] = int((i + 1) * 7919 % size_t(s.model.config.vocab_size));
     const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
     make_room(s, ids.size());
     s.sampler = Sampler{0, 0, 1, {}};
@@ -182,14 +175,14 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     for (int i = 0; s.model.finds_best && i < 2; i++) {
         if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
         Session first{s.model, s.sampler, s.context};
-        if (n_prompt > 0) feed(first, prompt, Feed::prompt);
+        if (n_prompt > 0) prefill(first, prompt);
     }
     // What stands before the prompt: where it would take long to run, numbers that take as long to read.
-    if (depth > 0 && !fills) feed(s, std::span(ids).first(size_t(depth)), Feed::prompt);
+    if (depth > 0 && !fills) prefill(s, std::span(ids).first(size_t(depth)));
     s.held.assign(ids.begin(), ids.begin() + depth);
     s.statistics = {};
     const PhaseSeconds at_start = phase_seconds;
-    if (n_prompt > 0) feed(s, prompt, Feed::prompt);
+    if (n_prompt > 0) prefill(s, prompt);
     const PhaseSeconds at_decode = phase_seconds;
     Statistics& t = s.statistics;
     t.peak_memory = peak_memory_bytes();
@@ -204,7 +197,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     }
     double read_seconds = 0;
     for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
-        feed(s, std::span(ids).subspan(i, 1), Feed::decode);
+        decode(s, std::span(ids).subspan(i, 1));
         if (buffer) read_seconds += buffer->seconds_to_read();
     }
     const size_t buffer_bytes = buffer ? buffer->size() : 0;
@@ -234,5 +227,4 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     text += time_split("prefill", t.prefill_seconds, at_start, at_decode);
     text += time_split("decode", t.decode_seconds, at_decode, phase_seconds);
     put(io.out, text + format("memory %.3f GB at its peak\n", double(t.peak_memory) / 1e9));
-    return interrupted ? Stop::ctrl_c : Stop::steps;
 }

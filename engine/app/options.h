@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -119,8 +118,6 @@ inline std::string own_help(std::span<const OwnOption> own) {
     return text;
 }
 
-enum class Mode { generate, chat };
-
 struct BenchSize {
     int n_prompt = 0, n_generated = 0;  // tokens
     int depth = 0;                      // positions before them
@@ -132,7 +129,7 @@ struct Options {
     std::optional<std::string> prompt;  // "-": standard input
     std::optional<std::string> file;    // "-": standard input
     std::optional<std::vector<int>> ids;
-    Mode mode = Mode::generate;
+    bool chat = false;                  // --mode chat
     int steps = 256;                    // new tokens; 0: to the end of the context
     int ctx = 0;                        // 0: the default; see context_length()
     std::optional<std::string> system;  // chat
@@ -146,7 +143,7 @@ struct Options {
     bool info = false;
     std::optional<std::string> ppl;  // path
     std::optional<BenchSize> bench;
-    int threads = 0;  // 0: default_threads(), which run_command_line() puts here
+    int threads = 0;  // 0: default_threads()
     bool print_ids = false;
     std::optional<std::string> trace;  // path
     std::optional<int> trace_from;     // position
@@ -239,11 +236,16 @@ inline std::string suggestion(const std::string& typed, std::span<const OwnOptio
     return meant.empty() ? "" : "; did you mean '" + meant + "'?";
 }
 
+// A text that was given as an option's value, by the rule for texts.
+inline std::string option_text(const std::string& option, const std::string& value) try {
+    return text_by_rule(option + ": the text", value);
+} catch (const std::runtime_error& e) {
+    throw UsageError(e.what());
+}
+
 // Throws UsageError. After -h or -V nothing more is read or checked.
 inline Options parse_options(int argc, const char* const* argv, std::span<const OwnOption> own = {}) {
     Options o;
-    for (const OwnOption& option : own)
-        if (!option.choices.empty()) o.own[option.name] = option.choices.front();
     std::string name;                  // of the option in hand, as it was typed
     std::optional<std::string> glued;  // its value if written --name=value, -n=5 or -n5 (a number)
     const char* chat_only = nullptr;   // an option that only a chat has a use for
@@ -251,7 +253,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
 
     auto value = [&]() -> std::string {
         if (glued) return *std::exchange(glued, std::nullopt);
-        if (i + 1 >= argc) throw UsageError(name + ": needs a value");
+        if (i + 1 >= argc) fail<UsageError>(name, ": needs a value");
         return argv[++i];
     };
     auto whole = [&](int low, int high) { return parse_number<int>(name, value(), low, high); };
@@ -259,40 +261,49 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     auto real = [&](double low, double high) {
         return float(parse_number<double>(name, value(), low, high));
     };
-    const auto mode = [&] {
+    const auto is_chat = [&] {
         const std::string text = value();
-        if (text == "generate" || text == "chat") return text == "chat" ? Mode::chat : Mode::generate;
+        if (text == "generate" || text == "chat") return text == "chat";
         const bool is_file = text.find_first_of("./\\") != text.npos;
-        throw UsageError(name + ": '" + text + "' is not generate or chat" +
-                         (is_file ? "; the model's file name stands by itself" : ""));
+        fail<UsageError>(name, ": '", text, "' is not generate or chat",
+                         is_file ? "; the model's file name stands by itself" : "");
     };
     const auto probability = [&] {
         const std::string text = value();
         if (text.find_first_not_of("0123456789+-.eE") != text.npos)
-            throw UsageError(name + ": '" + text + "' is not a number from 0 to 1; a prompt goes behind -i");
+            fail<UsageError>(name, ": '", text, "' is not a number from 0 to 1; a prompt goes behind -i");
         return float(parse_number<double>(name, text, 0, 1));
     };
     const auto bench_size = [&] {
         const std::string text = value();
         std::vector<int> sizes = parse_list(name, text);
         if (sizes.size() < 2 || sizes.size() > 3 || (sizes[0] == 0 && sizes[1] == 0))
-            throw UsageError(name + ": '" + text +
-                             "' is not P,N or P,N,D: whole numbers, P and N not both 0");
+            fail<UsageError>(name, ": '", text, "' is not P,N or P,N,D: whole numbers, P and N not both 0");
         sizes.resize(3);
         return BenchSize{sizes[0], sizes[1], sizes[2]};
+    };
+    const auto own_choice = [&](const OwnOption& option) -> std::string {
+        if (option.choices.empty()) return "";
+        const std::string text = value();
+        std::string choices;
+        for (const char* choice : option.choices) {
+            if (text == choice || option.others != nullptr) return text;
+            choices += (choices.empty() ? "" : ", ") + std::string(choice);
+        }
+        fail<UsageError>(name, ": '", text, "' is not one of ", choices);
     };
     struct Known {
         std::string_view short_name, long_name;
         std::function<void()> read;
     };
-    const Known all_options[] = {
-        {"-i", "--prompt", [&] { o.prompt = value(); }},
+    std::vector<Known> all_options = {
+        {"-i", "--prompt", [&] { o.prompt = option_text("--prompt", value()); }},
         {"-f", "--file", [&] { o.file = value(); }},
         {"", "--ids", [&] { o.ids = parse_list(name, value()); }},
-        {"-m", "--mode", [&] { o.mode = mode(); }},
+        {"-m", "--mode", [&] { o.chat = is_chat(); }},
         {"-n", "--steps", [&] { o.steps = whole(0, INT_MAX); }},
         {"-c", "--ctx", [&] { o.ctx = whole(1, INT_MAX); }},
-        {"-y", "--system", [&] { o.system = value(), chat_only = "--system"; }},
+        {"-y", "--system", [&] { o.system = option_text("--system", value()), chat_only = "--system"; }},
         {"-r", "--think", [&] { o.think = whole(0, 1) != 0, chat_only = "--think"; }},
         {"-t", "--temp", [&] { o.temp = real(0, 100); }},
         {"-k", "--top-k", [&] { o.top_k = whole(0, INT_MAX); }},
@@ -312,25 +323,16 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         {"-h", "--help", [&] { o.help = true; }},
         {"-V", "--version", [&] { o.version = true; }},
     };
-    // One of the program's own.
-    const auto read_own = [&] {
-        const auto option = std::find_if(own.begin(), own.end(), [&](auto& x) { return name == x.name; });
-        if (option == own.end()) throw UsageError("unknown option '" + name + "'" + suggestion(name, own));
-        if (option->choices.empty()) return o.own[name].clear();
-        const std::string text = value();
-        std::string choices;
-        for (const char* choice : option->choices) {
-            if (text == choice || option->others != nullptr) return void(o.own[name] = text);
-            choices += (choices.empty() ? "" : ", ") + std::string(choice);
-        }
-        throw UsageError(name + ": '" + text + "' is not one of " + choices);
-    };
+    for (const OwnOption& option : own) {
+        if (!option.choices.empty()) o.own[option.name] = option.choices.front();
+        all_options.push_back({"", option.name, [&] { o.own[option.name] = own_choice(option); }});
+    }
 
     for (; i < argc; i++) {
         name = argv[i];
         if (name.size() < 2 || name[0] != '-') {
             if (!o.model_path.empty())
-                throw UsageError("unexpected argument '" + name +
+                fail<UsageError>("unexpected argument '", name,
                                  "': a prompt goes behind -i, and what has blanks into quotes");
             if (name.empty()) throw UsageError("the model's file name is empty");
             o.model_path = name;
@@ -344,21 +346,22 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             glued = name.substr(2);
             name.resize(2);
         }
-        const auto known = std::find_if(std::begin(all_options), std::end(all_options), [&](const Known& x) {
+        const auto known = std::find_if(all_options.begin(), all_options.end(), [&](const Known& x) {
             return name == x.short_name || name == x.long_name;
         });
-        known != std::end(all_options) ? known->read() : read_own();
-        if (glued) throw UsageError(name + ": takes no value, got '" + *glued + "'");
+        if (known == all_options.end())
+            fail<UsageError>("unknown option '", name, "'", suggestion(name, own));
+        known->read();
+        if (glued) fail<UsageError>(name, ": takes no value, got '", *glued, "'");
         if (o.help || o.version) return o;
     }
 
     if (o.model_path.empty()) throw UsageError("no model file given; -h shows how to use this program");
-    using Given = std::pair<bool, const char*>;
-    const auto at_most_one = [](std::initializer_list<Given> options) {
+    const auto at_most_one = [](std::initializer_list<std::pair<bool, const char*>> options) {
         const char* first = nullptr;
         for (const auto& [is_given, option] : options) {
             if (is_given && first != nullptr)
-                throw UsageError(std::string(option) + ": cannot be used together with " + first);
+                fail<UsageError>(option, ": cannot be used together with ", first);
             if (is_given) first = option;
         }
         return first;
@@ -368,13 +371,12 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     const char* task = at_most_one({{o.info, "--info"},
                                     {o.ppl.has_value(), "--ppl"},
                                     {o.bench.has_value(), "--bench"},
-                                    {o.mode == Mode::chat, "--mode chat"}});
-    if (prompt != nullptr && task != nullptr && (o.ids || o.mode != Mode::chat))
-        throw UsageError(std::string(prompt) + ": cannot be used together with " + task);
-    if (chat_only != nullptr && o.mode != Mode::chat)
-        throw UsageError(std::string(chat_only) + ": has no meaning without --mode chat");
+                                    {o.chat, "--mode chat"}});
+    if (prompt != nullptr && task != nullptr && (o.ids || !o.chat))
+        fail<UsageError>(prompt, ": cannot be used together with ", task);
+    if (chat_only != nullptr && !o.chat) fail<UsageError>(chat_only, ": has no meaning without --mode chat");
     if (o.trace && task != nullptr && !o.info)  // --info says what memory it takes
-        throw UsageError(std::string("--trace: cannot be used together with ") + task);
+        fail<UsageError>("--trace: cannot be used together with ", task);
     if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");
     if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;

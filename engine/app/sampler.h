@@ -109,11 +109,6 @@ struct Sampler {
             const float wa = weights[size_t(a)], wb = weights[size_t(b)];
             return wa != wb ? wa > wb : a < b;
         };
-        const auto sum = [this](auto from, auto to) {
-            double s = 0;
-            for (auto it = from; it != to; ++it) s += weights[size_t(*it)];
-            return s;
-        };
         // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
         // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
         // vocabulary.
@@ -123,33 +118,26 @@ struct Sampler {
         for (size_t i = 0; i < weights.size(); i++) {
             if (weights[i] >= least) kept.push_back(int(i));
         }
-        auto end = kept.end();
+        auto begin = kept.begin(), end = kept.end();
         if (cut_k) {
-            end = kept.begin() + ptrdiff_t(top_k);
-            std::nth_element(kept.begin(), end, kept.end(), before);
-            total = sum(kept.begin(), end);
+            end = begin + ptrdiff_t(top_k);
+            std::nth_element(begin, end, kept.end(), before);
+            total = 0;
+            for (auto it = begin; it != end; ++it) total += weights[size_t(*it)];
         }
-        if (cut_p) {
-            // The cut lies in (low, high]. Halve that range, the more probable half in front, until it is
-            // one.
-            const double target = top_p * total;
-            double mass = 0;  // of [begin, low)
-            auto low = kept.begin(), high = end;
-            while (high - low > 1) {
-                const auto middle = low + (high - low) / 2;
-                std::nth_element(low, middle, high, before);
-                const double half = sum(low, middle);
-                if (mass + half >= target) {
-                    high = middle;
-                } else {
-                    mass += half;
-                    low = middle;
-                }
-            }
-            end = high;
+        if (cut_p) {  // the most probable leave a heap, to its end, until they have top_p
+            const auto behind = [&](int a, int b) { return before(b, a); };
+            std::make_heap(begin, end, behind);
+            auto heap_end = end;
+            double mass = 0;
+            do {
+                std::pop_heap(begin, heap_end--, behind);
+                mass += weights[size_t(*heap_end)];
+            } while (mass < top_p * total && heap_end != begin);
+            begin = heap_end;
         }
         // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
-        for (auto it = kept.begin(); it != end; ++it) weights[size_t(*it)] *= -1;
+        for (auto it = begin; it != end; ++it) weights[size_t(*it)] *= -1;
         total = 0;
         for (float& w : weights) {
             w = w < 0 ? -w : 0;

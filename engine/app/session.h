@@ -1,5 +1,5 @@
-// Running a model: a session, in which tokens go in by feed(), with a clock on it; the loop over new tokens;
-// and generate mode: a prompt, and what the model makes of it. And what chat has of that, too.
+// Running a model: a session, its prefill() and decode(), with a clock on them; the loop over new tokens; and
+// generate mode: a prompt, and what the model makes of it. Chat mode uses the same.
 #pragma once
 
 #include <algorithm>
@@ -123,41 +123,47 @@ struct Next {
     int most_probable = -1;           // after the last
 };
 
-// Runs `tokens` after those held. A prompt goes in chunks of the program's max_chunk: Ctrl-C ends it before
-// any of them, and then nothing comes after it. In decoding, tokens after the first are a guess, and whether
-// they are held is for the caller to say.
-enum class Feed { prompt, decode };
-inline Next feed(Session& s, std::span<const int> tokens, Feed what) {
-    const bool decodes = what == Feed::decode;
-    const size_t n_tokens = tokens.size();
-    if (!decodes) make_room(s, s.held.size() + n_tokens);
+// Runs up to max_chunk tokens after those held, and adds the time that it took to `seconds`.
+inline Next run_chunk(Session& s, std::span<const int> tokens, int n_logits, double& seconds) {
+    const Stopwatch time(seconds);
+    const int pos = int(s.held.size());
+    if (n_logits == 1 && s.model.finds_best && s.sampler.greedy())
+        return {{}, s.model.forward_greedy(tokens, pos)};
+    return {s.model.forward(tokens, pos, n_logits)};
+}
+
+// Runs a prompt after the tokens held, in chunks of the program's max_chunk. Ctrl-C ends it before any of
+// them, and then nothing comes after it.
+inline Next prefill(Session& s, std::span<const int> tokens) {
+    make_room(s, s.held.size() + tokens.size());
     constexpr double macs_of_a_long_wait = 1e11;  // about a second
     const bool tells =
-        !decodes && s.progress && double(n_tokens) * double(s.model.macs_per_token) > macs_of_a_long_wait;
-    Statistics& t = s.statistics;
+        s.progress && double(tokens.size()) * double(s.model.macs_per_token) > macs_of_a_long_wait;
     Next next;
-    while (!tokens.empty() && (decodes || !interrupted)) {
-        if (tells) s.progress(n_tokens - tokens.size(), n_tokens);
-        const auto chunk = tokens.first(std::min(tokens.size(), size_t(s.model.max_chunk)));
-        tokens = tokens.subspan(chunk.size());
-        const int pos = int(s.held.size()), n_logits = !tokens.empty() ? 0 : decodes ? int(chunk.size()) : 1;
-        const double start = seconds_now();
-        if (n_logits == 1 && s.model.finds_best && s.sampler.greedy()) {
-            next.most_probable = s.model.forward_greedy(chunk, pos);
-        } else {
-            next.logits = s.model.forward(chunk, pos, n_logits);
-        }
-        (decodes ? t.decode_seconds : t.prefill_seconds) += seconds_now() - start;
-        s.held.insert(s.held.end(), chunk.begin(), decodes ? chunk.begin() + 1 : chunk.end());
-        if (!decodes) t.n_prefill += int(chunk.size());
+    for (size_t n_done = 0; n_done < tokens.size() && !interrupted;) {
+        if (tells) s.progress(n_done, tokens.size());
+        const auto chunk =
+            tokens.subspan(n_done, std::min(tokens.size() - n_done, size_t(s.model.max_chunk)));
+        n_done += chunk.size();
+        next = run_chunk(s, chunk, n_done == tokens.size() ? 1 : 0, s.statistics.prefill_seconds);
+        s.held.insert(s.held.end(), chunk.begin(), chunk.end());
+        s.statistics.n_prefill += int(chunk.size());
     }
-    if (tells) s.progress(n_tokens, n_tokens);
-    if (decodes) {
-        t.n_decode++;
-        t.n_passes++;
-        t.decode_bytes += double(s.model.weight_bytes_per_token) +
-                          double(s.model.kv_bytes_per_position) * double(s.held.size());
-    }
+    if (tells) s.progress(tokens.size(), tokens.size());
+    return next;
+}
+
+// Runs a token, and with it a guess of those that follow, in one pass: whether these are held is for the
+// caller to say.
+inline Next decode(Session& s, std::span<const int> tokens) {
+    make_room(s, s.held.size() + tokens.size());
+    Statistics& t = s.statistics;
+    const Next next = run_chunk(s, tokens, int(tokens.size()), t.decode_seconds);
+    s.held.push_back(tokens[0]);
+    t.n_decode++;
+    t.n_passes++;
+    t.decode_bytes += double(s.model.weight_bytes_per_token) +
+                      double(s.model.kv_bytes_per_position) * double(s.held.size());
     return next;
 }
 
@@ -172,17 +178,15 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         fail<std::invalid_argument>("generate: ", ids.size(), " tokens to go on from, expected 1 to ",
                                     s.context);
     const size_t n_prompt = ids.size();
-    const auto penalized = [&]() -> std::span<const int> {
-        if (!s.penalty_window) return ids;
-        return std::span(ids).last(std::min(ids.size() - n_prompt, *s.penalty_window));
+    const auto penalized = [&] {
+        const std::span<const int> all = ids;
+        return s.penalty_window ? all.last(std::min(ids.size() - n_prompt, *s.penalty_window)) : all;
     };
     // What followed the last new tokens wherever they stood before among the new ones, with a window.
-    std::vector<int> followed;
-    const auto repeated = [&]() -> std::span<const int> {
+    const auto repeated = [&] {
         constexpr ptrdiff_t phrase_length = 8;  // tokens that are a repetition if they come again
-        followed.clear();
-        if (!s.penalty_window) return followed;
-        const auto end = ptrdiff_t(ids.size());
+        std::vector<int> followed;
+        const auto end = s.penalty_window ? ptrdiff_t(ids.size()) : 0;
         for (ptrdiff_t i = ptrdiff_t(n_prompt) + phrase_length; i < end; i++) {
             const auto before = ids.begin() + i - phrase_length;
             if (std::equal(before, before + phrase_length, ids.end() - phrase_length))
@@ -190,11 +194,11 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         }
         return followed;
     };
-    size_t same = 0;  // the last token always runs, for its logits
-    while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
-    s.held.resize(same);
+    // The last token always runs, for its logits.
+    const auto held = std::mismatch(s.held.begin(), s.held.end(), ids.begin(), ids.end() - 1).first;
+    s.held.erase(held, s.held.end());
 
-    Next next = feed(s, std::span(ids).subspan(same), Feed::prompt);
+    Next next = prefill(s, std::span(ids).subspan(s.held.size()));
     const auto vocab_size = size_t(s.model.config.vocab_size);
     const std::vector<int>& eos_ids = s.model.config.eos_ids;
     std::vector<int> run;  // the ids of the last forward pass: one, and what was guessed to follow it
@@ -209,16 +213,16 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
             const size_t room = std::min(size_t(s.max_new - n_new), s.context - ids.size()) - 1;
             run = s.lookup.guess(ids, std::min(room, size_t(s.model.max_chunk) - 1));
             run.insert(run.begin(), ids.back());
-            make_room(s, ids.size() + run.size() - 1);
-            next = feed(s, run, Feed::decode);
+            next = decode(s, run);
             n_right = 0;
         }
-        const auto logits =
-            next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
-        if (logits.empty() ? next.most_probable < 0 : !all_finite(logits.data(), logits.size()))
-            throw NotFinite(ids.size() - 1, ids);
-        const int id =
-            logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized(), repeated());
+        int id = next.most_probable;
+        if (!next.logits.empty()) {
+            const auto logits = next.logits.subspan(n_right * vocab_size, vocab_size);
+            if (all_finite(logits.data(), logits.size()))
+                id = s.sampler.sample(logits, penalized(), repeated());
+        }
+        if (id < 0) throw NotFinite(ids.size() - 1, ids);
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
@@ -254,13 +258,6 @@ class TokenPrinter {
     Utf8Stream utf8_;
     int n_ids_ = 0;
 };
-
-// A text of the command line itself, by the rule for texts.
-inline std::string option_text(const char* option, const std::string& value) try {
-    return text_by_rule(std::string(option) + ": the text", value);
-} catch (const NotUtf8& e) {
-    throw UsageError(e.what());
-}
 
 inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
     if (m.tokenizer) return *m.tokenizer;
@@ -308,8 +305,8 @@ class Prompt {
         if (o.file || o.prompt == "-") {
             file_.emplace(option_, o.file.value_or("-"), in);
             file_->read(text_.emplace(), 1 << 16);
-        } else if (o.prompt) {
-            text_ = option_text("--prompt", *o.prompt);
+        } else {
+            text_ = o.prompt;
         }
     }
 
@@ -359,7 +356,7 @@ inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::
     return ids;
 }
 
-inline Stop run_generate(Session& s, const Options& o, const std::optional<std::string>& text,
+inline void run_generate(Session& s, const Options& o, const std::optional<std::string>& text,
                          const Streams& io) {
     std::vector<int> ids = prompt_ids(s.model, o, text, s.context);
     // And that is all: an input that nobody means, and nobody closes, would hold up the run.
@@ -373,7 +370,6 @@ inline Stop run_generate(Session& s, const Options& o, const std::optional<std::
             for (const int id : ids) printer.token(id);
         }
     }
-    const Stop stop = generate(s, ids, [&](int id) { printer.token(id); });
+    generate(s, ids, [&](int id) { printer.token(id); });
     printer.end();
-    return stop;
 }

@@ -63,19 +63,14 @@ inline void note(std::FILE* err, std::string_view text) {
     }
 }
 
-// A text that is not UTF-8.
-struct NotUtf8 : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
 // The rule for every text that a person gives, a prompt, a file or a line of a chat: it is UTF-8, "\r\n" is
 // "\n", and a byte order mark in front is no part of it. golden/calibration.py has the same.
 class TextRule {
   public:
     explicit TextRule(std::string name) : name_(std::move(name)) {}
 
-    // Appends to `text` what is sure of the next bytes; at the end, all that there is. Throws NotUtf8 "NAME
-    // is not UTF-8 at byte N".
+    // Appends to `text` what is sure of the next bytes; at the end, all that there is. Throws
+    // std::runtime_error "NAME is not UTF-8 at byte N".
     void add(std::string_view bytes, bool at_end, std::string& text) {
         pending_.append(bytes);
         size_t n = utf8_valid_prefix(pending_);
@@ -83,8 +78,7 @@ class TextRule {
         if (!rest.empty() && (at_end || !utf8_first(rest).partial)) {
             const bool wide = rest.starts_with("\xFF\xFE") || rest.starts_with("\xFE\xFF") ||
                               pending_.find('\0') != std::string::npos;
-            throw NotUtf8(name_ + " is not UTF-8 at byte " + std::to_string(n_done_ + n) +
-                          (wide ? "; it looks like UTF-16" : ""));
+            fail(name_, " is not UTF-8 at byte ", n_done_ + n, wide ? "; it looks like UTF-16" : "");
         }
         if (!at_end && n > 0 && pending_[n - 1] == '\r') n--;  // what follows?
         std::string_view sure = std::string_view(pending_).substr(0, n);
