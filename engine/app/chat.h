@@ -20,10 +20,10 @@
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 
-// In chat, greedy is no good default: a small model that always takes its most probable token soon repeats
-// itself without end. So where neither the user nor the file asks for a temperature, chat draws by these;
-// what either of them does say of the others holds. docs/real-model.md says how they were chosen. The penalty
-// is for the last tokens of the answer, and for those that would repeat a phrase of it (generate()).
+// Greedy is no good default in chat: small models soon repeat themselves without end. So chat draws by these
+// where neither the user nor the file sets a temperature; other settings of either stay.
+// docs/real-model.md says how they were chosen. The penalty is for the last tokens of the answer, and for
+// those that would repeat a phrase of it (generate()).
 constexpr float chat_temperature = 0.1f, chat_top_p = 0.9f, chat_repetition_penalty = 1.15f;
 constexpr size_t chat_penalty_window = 128;
 
@@ -54,9 +54,8 @@ struct Conversation {
 
 // The conversation as JSON, a list of messages as transformers' apply_chat_template() takes it.
 inline std::string chat_json(const std::vector<ChatMessage>& messages) {
-    std::string text = "[";
-    const auto quoted = [&](const std::string& words) {
-        text += '"';
+    const auto quoted = [](const std::string& words) {
+        std::string text = "\"";
         const std::string valid = utf8_replace_invalid(words);
         for (std::string_view rest = valid; !rest.empty();) {
             const Utf8Char c = utf8_first(rest);
@@ -67,16 +66,13 @@ inline std::string chat_json(const std::vector<ChatMessage>& messages) {
                 text += rest.substr(0, size_t(c.length));
             rest.remove_prefix(size_t(c.length));
         }
-        text += '"';
+        return text + '"';
     };
-    for (const ChatMessage& message : messages) {
-        text += text.size() > 1 ? ",\n {\"role\": " : "\n {\"role\": ";
-        quoted(message.role);
-        text += ", \"content\": ";
-        quoted(message.content);
-        text += "}";
-    }
-    return text + "\n]\n";
+    std::string all;
+    for (const auto& [role, content] : messages)
+        all += (all.empty() ? "" : ",") + ("\n {\"role\": " + quoted(role)) +
+               ", \"content\": " + quoted(content) + "}";
+    return "[" + all + "\n]\n";
 }
 
 // ----------------------------------------------------------------------------
@@ -261,7 +257,6 @@ inline void run_chat(Session& s, const Options& o, std::optional<std::string> fi
         std::vector<int> ids = ids_that_fit(chat, is_option);
         if (ids.empty()) continue;
         answer(chat, std::move(ids));
-        if (interrupted && !terminal) break;
-        interrupted = 0;
+        if (terminal) interrupted = 0;
     }
 }

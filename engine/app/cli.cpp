@@ -2,6 +2,7 @@
 // itself, generate, chat, measure.
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <exception>
 #include <iomanip>
@@ -97,12 +98,6 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
 
 namespace {
 
-// For Session::progress: one line of a terminal, which is empty again at the end.
-void show_progress(std::FILE* err, size_t n_done, size_t n_tokens) {
-    const std::string text = format("reading: %zu of %zu tokens", n_done, n_tokens);
-    note(err, "\r" + (n_done < n_tokens ? text : std::string(text.size(), ' ') + "\r"));
-}
-
 void print_statistics(std::FILE* err, const Session& s, const Options& o) {
     const Model& m = s.model;
     const ModelConfig& c = m.config;
@@ -142,11 +137,11 @@ void print_statistics(std::FILE* err, const Session& s, const Options& o) {
     note(err, text);
 }
 
-// What a line says of such an error: the first step that is not finite where these tokens are run, of the
-// first position that has one. The model is loaded once more, to look at all of them. A value at one position
-// can make those before it in a chunk NaN, by weights of 0, so that these are run again without it. A device
-// adds up one token and many in other orders, and may pass the largest number in one alone: if chunks show
-// nothing, tokens are run one by one.
+// The error line: the first step that is not finite when these tokens are run again, at the first position
+// that has one. The model is loaded once more, with a trace. A value at one position can make those before it
+// in its chunk NaN (times attention's weights of 0), so these are run again without it. A device sums one
+// token and several in different orders, and only one of the two may overflow: if chunks show nothing, tokens
+// are run one by one.
 std::string not_finite_text(const Program& program, const Options& o, const NotFinite& e) try {
     std::optional<NotFiniteValue> found;
     Trace trace;
@@ -203,18 +198,21 @@ int run(Options o, const Program& program, const Streams& io) {
 #endif
 
     const std::optional<size_t> penalty_window = set_chat_sampling(o, c);
-    if (!o.seed)
-        o.seed = uint64_t(std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1));
-    Session s{model,
-              {o.temp.value_or(c.temperature), o.top_k.value_or(c.top_k), o.top_p.value_or(c.top_p),
-               std::mt19937_64(*o.seed), o.min_p.value_or(c.min_p),
-               o.repetition_penalty.value_or(c.repetition_penalty)},
-              context};
-    if (o.steps > 0) s.max_new = o.steps;
-    s.penalty_window = penalty_window;
-    s.lookup = Lookup{size_t(o.lookup)};
-    if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
-
+    using std::chrono::microseconds, std::chrono::system_clock;
+    if (!o.seed) o.seed = uint64_t(system_clock::now().time_since_epoch() / microseconds(1));
+    Session s{.model = model,
+              .sampler = {o.temp.value_or(c.temperature), o.top_k.value_or(c.top_k),
+                          o.top_p.value_or(c.top_p), std::mt19937_64(*o.seed), o.min_p.value_or(c.min_p),
+                          o.repetition_penalty.value_or(c.repetition_penalty)},
+              .context = context,
+              .max_new = o.steps > 0 ? o.steps : INT_MAX,
+              .lookup = {size_t(o.lookup)},
+              .penalty_window = penalty_window};
+    if (is_terminal(io.err))
+        s.progress = [&](size_t n_done, size_t n_tokens) {  // in one line, which is empty again at the end
+            const std::string line = format("reading: %zu of %zu tokens", n_done, n_tokens);
+            note(io.err, "\r" + (n_done < n_tokens ? line : std::string(line.size(), ' ') + "\r"));
+        };
     const std::optional<std::string> text = std::move(prompt).text(model, context);
     catch_ctrl_c();  // not before: reading and loading just die
     std::optional<NotFinite> not_finite;

@@ -10,7 +10,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/app/session.h"
@@ -51,14 +50,12 @@ class FileIds {
         while (ids_.size() < n && goes_on_) {
             const TextLimit limit = memory_limit();
             goes_on_ = file_.read(text_, std::min(limit.n_bytes, std::max(piece, 4 * text_.size())));
-            size_t n_done = text_.size();
-            if (goes_on_) {
-                n_done = tokenizer_.encode_beginning(text_, ids_);
-            } else {
+            if (!goes_on_) {
                 const std::vector<int> last = tokenizer_.encode(text_, false);
                 ids_.insert(ids_.end(), last.begin(), last.end());
+                break;
             }
-            text_.erase(0, n_done);
+            text_.erase(0, tokenizer_.encode_beginning(text_, ids_));
             if (text_.size() > limit.n_bytes) throw std::runtime_error(limit.line(name_));
         }
         const auto end = ids_.begin() + ptrdiff_t(std::min(n, ids_.size()));
@@ -165,19 +162,17 @@ inline void run_bench(Session& s, const Options& o, const Streams& io) {
     const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
     make_room(s, ids.size());
     s.sampler = Sampler{0, 0, 1, {}};
-    // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions), but
-    // those that are filled, where each pass would read all of them before it.
+    // Not timed: reads the file into memory and touches each page of the KV cache (256 positions), except
+    // those that are filled, where a pass would read all positions before its own.
     const bool fills = depth > 0 && s.model.fill_cache(depth);
-    for (int pos = fills ? depth : 0; pos < n && !interrupted; pos += 128) {
+    for (int pos = fills ? depth : 0; pos < n && !interrupted; pos += 128)
         s.model.forward(std::span(ids).first(1), pos, 1);
-    }
     // Not timed either: at its first runs a device loads kernels and captures graphs.
     for (int i = 0; s.model.finds_best && i < 2; i++) {
         if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
         Session first{s.model, s.sampler, s.context};
         if (n_prompt > 0) prefill(first, prompt);
     }
-    // What stands before the prompt: where it would take long to run, numbers that take as long to read.
     if (depth > 0 && !fills) prefill(s, std::span(ids).first(size_t(depth)));
     s.held.assign(ids.begin(), ids.begin() + depth);
     s.statistics = {};
@@ -191,18 +186,16 @@ inline void run_bench(Session& s, const Options& o, const Streams& io) {
     // a device, with what it can copy.
     const bool decodes = n_generated > 0 && !interrupted;
     const double device_limit = decodes ? s.model.device_bandwidth() : 0;
-    std::optional<ReadBuffer> buffer;
-    if (decodes && device_limit == 0) {
-        buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), threads().size());
-    }
+    const bool reads = decodes && device_limit == 0;
+    const ReadBuffer buffer(reads ? std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30) : 0,
+                            threads().size());
     double read_seconds = 0;
     for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
         decode(s, std::span(ids).subspan(i, 1));
-        if (buffer) read_seconds += buffer->seconds_to_read();
+        if (reads) read_seconds += buffer.seconds_to_read();
     }
-    const size_t buffer_bytes = buffer ? buffer->size() : 0;
-    const double read_limit = per_second(double(t.n_decode) * double(buffer_bytes), read_seconds);
-    t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - buffer_bytes);
+    const double read_limit = per_second(double(t.n_decode) * double(buffer.size()), read_seconds);
+    t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - buffer.size());
     std::string text;
     if (t.n_prefill > 0) {
         const double rate = per_second(t.n_prefill, t.prefill_seconds);

@@ -1,12 +1,10 @@
-// Between a program and its command line, which is the same whatever the scheme: a program gives its name and
-// a function that loads a model. And how much memory a run takes, and whether it is there, asked before any
-// of it is taken: otherwise the kernel ends the process without a word, or this one takes minutes to fill
-// what a few bytes of a header ask for.
+// What is between a program and the command line, which is the same for all schemes: a program gives its name
+// and a function that loads a model. And how much memory a run takes, checked before any of it is taken:
+// otherwise the kernel kills the process, or it spends minutes on what a few bytes of a header ask for.
 //
-// What is counted is what a run cannot do without. That is not the weights: a mapped file is read from the
-// disk again and again if it has to be. And it is not the KV cache of the whole context, which takes memory
-// as positions are used (a context of 131072 does no harm to a short talk), but that of the positions which
-// are sure to be used. Programs on a device count all of that, as they allocate all of it.
+// Counted is what a run cannot do without. Not the weights: a mapped file can be read from the disk again. Of
+// the KV cache, which takes memory as positions are used, only the positions that are sure to be used.
+// Programs on a device count all of both, as they allocate all of it.
 #pragma once
 
 #include <algorithm>
@@ -127,8 +125,7 @@ inline std::string size_text(uint64_t bytes) {
 // Memory
 
 // The bytes of all parts together. Throws std::runtime_error, without the file's name, unless they are
-// available. `kind` is "memory" or "device memory". The line has the largest parts, but none below a
-// hundredth.
+// available: with the three largest parts, but none below a hundredth. `kind`: "memory" or "device memory".
 inline uint64_t check_memory(std::vector<MemoryPart> parts, uint64_t available, const char* kind = "memory") {
     uint64_t needed = 0;
     for (const MemoryPart& part : parts) needed += part.bytes;
@@ -174,8 +171,8 @@ inline int sure_positions(const Options& o, int context) {
     return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
 }
 
-// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
-// trace, those of a guess and the token before it, or one token's.
+// How many tokens' logits a run asks for at once, in chunks of n tokens: all for perplexity or a trace,
+// otherwise a guess and the token before it.
 inline int n_logits(const Options& o, bool traced, int n) {
     return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
 }

@@ -1,10 +1,10 @@
 // Logits -> the next token.
 //
-// In Hugging Face's order: the repetition penalty makes the logits of tokens seen so far smaller. Temperature
-// 0 then takes the most probable token. Otherwise, divide the logits by the temperature, keep the top_k most
-// probable tokens, of those keep the most probable until together they have top_p of the probability, of
-// those keep the ones with at least min_p times the probability of the most probable, and draw one of what is
-// left.
+// In Hugging Face's order: the repetition penalty makes the logits of tokens seen so far smaller: positive
+// ones are divided by it, negative ones multiplied. Temperature 0 then takes the most probable token.
+// Otherwise, divide the logits by the temperature, keep the top_k most probable tokens, of those keep the
+// most probable until together they have top_p of the probability, of those keep the ones with at least min_p
+// times the probability of the most probable, and draw one of what is left.
 //
 // The vocabulary is large (Llama 3: 128256). Both cuts only need to know *which* tokens are in, not their
 // order, so they partition the tokens instead of sorting them. Nothing is allocated after the first token.
@@ -36,21 +36,30 @@ struct Sampler {
     int top_k;          // 0: off
     float top_p;        // 1: off; at 0 only the most probable token is left
     std::mt19937_64 random;
-    float min_p = 0;                        // 0: off
-    float repetition_penalty = 1;           // > 0; 1: off
-    std::vector<float> weights{};           // (vocab_size,): see sample()
-    std::vector<float> penalized_logits{};  // (vocab_size,)
-    std::vector<int> kept{};                // ids, at most vocab_size
+    float min_p = 0;                 // 0: off
+    float repetition_penalty = 1;    // > 0; 1: off
+    std::vector<float> weights{};    // (vocab_size,): see sample()
+    std::vector<float> penalized{};  // logits (vocab_size,)
+    std::vector<int> kept{};         // ids, at most vocab_size
 
     // Whether sample() always takes the largest logit.
     bool greedy() const { return temperature == 0 && repetition_penalty == 1; }
 
     // logits (vocab_size,) -> token id. `seen`: the ids of the prompt and what was generated so far, each
-    // below vocab_size. `repeated`: those that are penalized once more for each time they are in it.
-    // `weights` has then what was drawn by: probabilities up to a factor, 0 for tokens that were cut.
+    // below vocab_size, which are penalized once. `repeated`: those that are penalized once more for each
+    // time they are in it. `weights` has then what was drawn by: probabilities up to a factor, 0 for tokens
+    // that were cut.
     int sample(std::span<const float> logits, std::span<const int> seen = {},
                std::span<const int> repeated = {}) {
-        if (repetition_penalty != 1) logits = penalized(logits, seen, repeated);
+        if (repetition_penalty != 1) {
+            const auto less = [this](float x) {
+                return x < 0 ? x * repetition_penalty : x / repetition_penalty;
+            };
+            penalized.assign(logits.begin(), logits.end());
+            for (const int id : seen) penalized[size_t(id)] = less(logits[size_t(id)]);
+            for (const int id : repeated) penalized[size_t(id)] = less(penalized[size_t(id)]);
+            logits = penalized;
+        }
         const int best = argmax(logits);
         if (temperature == 0) return best;
         const float max = logits[size_t(best)];
@@ -87,27 +96,16 @@ struct Sampler {
         return int(last);
     }
 
-    // The logits with those of the tokens in `seen`, each once, divided by the penalty where they are
-    // positive and multiplied by it elsewhere; and the same once more for each of `repeated`.
-    std::span<const float> penalized(std::span<const float> logits, std::span<const int> seen,
-                                     std::span<const int> repeated) {
-        const auto less = [this](float logit) {
-            return logit < 0 ? logit * repetition_penalty : logit / repetition_penalty;
-        };
-        penalized_logits.assign(logits.begin(), logits.end());
-        for (const int id : seen) penalized_logits[size_t(id)] = less(logits[size_t(id)]);
-        for (const int id : repeated) {
-            float& logit = penalized_logits[size_t(id)];
-            logit = less(logit);
-        }
-        return penalized_logits;
-    }
-
     // Zeroes the weights of the tokens that the two cuts drop. Returns the sum of the others.
     double cut(bool cut_k, bool cut_p, double total) {
         const auto before = [this](int a, int b) {  // the more probable first, of equals the lower id
             const float wa = weights[size_t(a)], wb = weights[size_t(b)];
             return wa != wb ? wa > wb : a < b;
+        };
+        const auto sum = [this](auto from, auto to) {
+            double s = 0;
+            for (auto it = from; it != to; ++it) s += weights[size_t(*it)];
+            return s;
         };
         // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
         // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
@@ -118,26 +116,33 @@ struct Sampler {
         for (size_t i = 0; i < weights.size(); i++) {
             if (weights[i] >= least) kept.push_back(int(i));
         }
-        auto begin = kept.begin(), end = kept.end();
+        auto end = kept.end();
         if (cut_k) {
-            end = begin + ptrdiff_t(top_k);
-            std::nth_element(begin, end, kept.end(), before);
-            total = 0;
-            for (auto it = begin; it != end; ++it) total += weights[size_t(*it)];
+            end = kept.begin() + ptrdiff_t(top_k);
+            std::nth_element(kept.begin(), end, kept.end(), before);
+            total = sum(kept.begin(), end);
         }
-        if (cut_p) {  // the most probable leave a heap, to its end, until they have top_p
-            const auto behind = [&](int a, int b) { return before(b, a); };
-            std::make_heap(begin, end, behind);
-            auto heap_end = end;
-            double mass = 0;
-            do {
-                std::pop_heap(begin, heap_end--, behind);
-                mass += weights[size_t(*heap_end)];
-            } while (mass < top_p * total && heap_end != begin);
-            begin = heap_end;
+        if (cut_p) {
+            // The cut lies in (low, high]. Halve that range, the more probable half in front, until it is
+            // one.
+            const double target = top_p * total;
+            double mass = 0;  // of [begin, low)
+            auto low = kept.begin(), high = end;
+            while (high - low > 1) {
+                const auto middle = low + (high - low) / 2;
+                std::nth_element(low, middle, high, before);
+                const double half = sum(low, middle);
+                if (mass + half >= target) {
+                    high = middle;
+                } else {
+                    mass += half;
+                    low = middle;
+                }
+            }
+            end = high;
         }
         // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
-        for (auto it = begin; it != end; ++it) weights[size_t(*it)] *= -1;
+        for (auto it = kept.begin(); it != end; ++it) weights[size_t(*it)] *= -1;
         total = 0;
         for (float& w : weights) {
             w = w < 0 ? -w : 0;

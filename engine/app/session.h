@@ -41,14 +41,14 @@ inline double per_second(double n, double seconds) { return seconds > 0 ? n / se
 // github.com/apoorvumang/prompt-lookup-decoding).
 //
 // Where the last few tokens stood before, what followed them then may follow again: in summaries, in edited
-// code, in lists. The model runs the guess behind the last token in one pass, which reads the weights once,
-// and says what it would have chosen behind each of them. The guess counts as far as it chose the same.
+// code, in lists. The model runs the last token and the guess in one pass, which reads the weights once, and
+// gives logits for each of them. The guess is kept as far as the model chooses the same.
 struct Lookup {
     size_t most = 0;                            // tokens of a guess; 0 guesses nothing
     size_t wanted = std::min<size_t>(most, 2);  // of the next guess
 
-    // What followed the last tokens of `ids` where they stood before, three of them if they did, or two; up
-    // to `room` tokens, and none if they never did. Of several places the last.
+    // What followed the last three tokens of `ids`, or else the last two, at the last place where they stood
+    // before: up to `room` tokens, none if there is no such place.
     std::vector<int> guess(std::span<const int> ids, size_t room) const {
         const size_t width = std::min(wanted, room);
         for (size_t n = 3; width > 0 && n >= 2; n--) {
@@ -63,8 +63,8 @@ struct Lookup {
         return {};
     }
 
-    // What came of a guess: so many of its tokens were right. Guesses become longer while they are, and short
-    // where they are not: a pass over more tokens takes longer.
+    // Guesses become longer while all of their tokens are right, and short where they are not: a pass over
+    // more tokens takes longer.
     void judge(size_t n_right, size_t n_guessed) {
         wanted = n_right == n_guessed ? std::min(2 * wanted, most) : std::max<size_t>(n_right, 1);
     }
@@ -203,12 +203,11 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
     const std::vector<int>& eos_ids = s.model.config.eos_ids;
     std::vector<int> run;  // the ids of the last forward pass: one, and what was guessed to follow it
     size_t n_right = 0;    // of the guess
-    bool is_known = true;  // whether that pass has said what comes after the last id
     for (int n_new = 0;; n_new++) {
         if (interrupted) return Stop::ctrl_c;
         if (n_new == s.max_new) return Stop::steps;
         if (ids.size() == size_t(s.context)) return Stop::context;
-        if (!is_known) {
+        if (s.held.size() < ids.size()) {  // the last id has not been run
             if (run.size() > 1) s.lookup.judge(n_right, run.size() - 1);
             const size_t room = std::min(size_t(s.max_new - n_new), s.context - ids.size()) - 1;
             run = s.lookup.guess(ids, std::min(room, size_t(s.model.max_chunk) - 1));
@@ -226,8 +225,7 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
-        is_known = n_right + 1 < run.size() && run[n_right + 1] == id;
-        if (is_known) {  // it was run
+        if (n_right + 1 < run.size() && run[n_right + 1] == id) {  // it has been run
             n_right++;
             s.held.push_back(id);
             s.statistics.n_decode++;
@@ -240,8 +238,6 @@ class TokenPrinter {
   public:
     TokenPrinter(std::FILE* out, const Model& model, bool print_ids)
         : out_(out), tokenizer_(model.tokenizer && !print_ids ? model.tokenizer.get() : nullptr) {}
-
-    bool prints_text() const { return tokenizer_ != nullptr; }
 
     void token(int id) {
         if (tokenizer_ == nullptr) {
@@ -268,8 +264,8 @@ inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
 #endif
 }
 
-// How long a text may be that is held in memory, and what is said of a longer one. Encoding takes up to 100
-// bytes for each byte of a text: of one word an id, its neighbours and the merges that are possible.
+// How long a text in memory may be, and what the error line of a longer one says. Encoding takes up to 100
+// bytes for each byte of a text: for one word its ids, their neighbours and the merges that are possible.
 struct TextLimit {
     size_t n_bytes;
     std::string reason;
@@ -287,8 +283,8 @@ inline TextLimit memory_limit() {
     return {most, "the most that is held in memory at once"};
 }
 
-// The same for a prompt or a message: what is longer is no text of `context` tokens. (Up to 64 KiB are no
-// burden, and then the line can say how many tokens they are.)
+// The same for a prompt or a message, which also has to fit `context` tokens. (Up to 64 KiB are encoded in
+// any case, so that the error line can say how many tokens they are.)
 inline TextLimit text_limit(const Tokenizer& tokenizer, int context) {
     const uint64_t most = uint64_t{tokenizer.most_bytes_per_id()} * uint64_t(context);
     TextLimit memory = memory_limit();
@@ -297,17 +293,18 @@ inline TextLimit text_limit(const Tokenizer& tokenizer, int context) {
             format("and so than the context of %d tokens", context)};
 }
 
-// The prompt of -i or -f, none if there is neither. What -f names is opened at once, before a model is
-// loaded, which may take longer.
+inline const char* prompt_option(const Options& o) {
+    return o.ids ? "--ids" : o.file ? "--file" : "--prompt";
+}
+
+// The prompt of -i or -f, none if there is neither. A file is opened and begun before the model is loaded,
+// which may take long.
 class Prompt {
   public:
-    Prompt(const Options& o, std::FILE* in) : option_(o.file ? "--file" : "--prompt") {
-        if (o.file || o.prompt == "-") {
-            file_.emplace(option_, o.file.value_or("-"), in);
-            file_->read(text_.emplace(), 1 << 16);
-        } else {
-            text_ = o.prompt;
-        }
+    Prompt(const Options& o, std::FILE* in) : option_(prompt_option(o)), text_(o.prompt) {
+        if (!o.file && o.prompt != "-") return;
+        file_.emplace(option_, o.file.value_or("-"), in);
+        file_->read(text_.emplace(), 1 << 16);
     }
 
     // All of it, for this model. Throws UsageError if it is too long.
@@ -315,7 +312,7 @@ class Prompt {
         if (file_ && m.tokenizer) {
             const TextLimit limit = text_limit(*m.tokenizer, context);
             if (file_->read(*text_, limit.n_bytes + 1))
-                throw UsageError(limit.line(std::string(option_) + ": the prompt"));
+                throw UsageError(limit.line(option_ + ": the prompt"));
         }
         // A file's last line has ended; the text may go on.
         if (file_ && text_->ends_with('\n')) text_->pop_back();
@@ -323,7 +320,7 @@ class Prompt {
     }
 
   private:
-    const char* option_;
+    std::string option_;
     std::optional<std::string> text_;
     std::optional<TextFile> file_;  // whose beginning is in text_
 };
@@ -340,19 +337,16 @@ inline void check_prompt(const std::string& option, size_t n_tokens, int context
 inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::optional<std::string>& text,
                                    int context) {
     const ModelConfig& c = m.config;
-    const std::string option = o.ids ? "--ids" : o.file ? "--file" : "--prompt";
-    std::vector<int> ids;
-    if (o.ids) {
-        ids = *o.ids;
-        for (const int id : ids)
-            if (id >= c.vocab_size)
-                fail<UsageError>("--ids: ", id, " is outside the vocabulary, 0 to ", c.vocab_size - 1);
-    } else if (text && !text->empty()) {
-        ids = need_tokenizer(m, option.c_str()).encode(*text, true);
-    } else if (c.bos_id >= 0) {
+    std::vector<int> ids = o.ids.value_or(std::vector<int>{});
+    for (const int id : ids)
+        if (id >= c.vocab_size)
+            fail<UsageError>("--ids: ", id, " is outside the vocabulary, 0 to ", c.vocab_size - 1);
+    if (text && !text->empty()) {
+        ids = need_tokenizer(m, prompt_option(o)).encode(*text, true);
+    } else if (!o.ids && c.bos_id >= 0) {
         ids = {c.bos_id};
     }
-    check_prompt(option, ids.size(), context);
+    check_prompt(prompt_option(o), ids.size(), context);
     return ids;
 }
 
@@ -363,12 +357,10 @@ inline void run_generate(Session& s, const Options& o, const std::optional<std::
     if (!text && !o.ids && has_input(io.in))
         note(io.err, "standard input is not read: with -i - it is the prompt\n");
     TokenPrinter printer(io.out, s.model, o.print_ids);
-    if (printer.prints_text()) {
-        if (text) {
-            put_foreign(io.out, *text);
-        } else {
-            for (const int id : ids) printer.token(id);
-        }
+    if (s.model.tokenizer && !o.print_ids) {
+        if (text) put_foreign(io.out, *text);
+        for (const int id : ids)
+            if (!text) printer.token(id);
     }
     generate(s, ids, [&](int id) { printer.token(id); });
     printer.end();

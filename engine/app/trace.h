@@ -2,14 +2,12 @@
 // docs/numerics.md describes it.
 //
 // A run calls forward() several times: a chunk of the prompt, another chunk, then a token at a time. A step's
-// values are appended along the token axis, so that the trace of a run has the same shape however the tokens
-// were fed. Attention scores widen as the context grows; they are padded with zeros on the right when the
-// file is written.
+// values are appended along the token axis, so that a trace has the same shape however the tokens were fed.
+// Attention scores widen as the context grows; the file has zeros to the right of the shorter ones.
 //
-// A trace is in memory until it is written. What it will take is found by running a few tokens while it
-// counts (TraceSize), so that a run which has no room for its trace ends by a line.
-//
-// A trace can also keep nothing but where a value is first not finite (find_not_finite()).
+// A trace is in memory until it is written. How much it will take is counted first (size_of()), so that a run
+// without room for it ends with an error line. A trace can also keep nothing but the first value that is not
+// finite (find_not_finite()).
 #pragma once
 
 #include <algorithm>
@@ -134,9 +132,6 @@ class Trace {
     // Throws std::runtime_error naming the path.
     void write(const std::string& path) const {
         NewFile file(path);
-        write(file);
-    }
-    void write(NewFile& file) const {
         std::string header = "{";
         size_t offset = 0;
         for (const auto& [step, t] : tensors_) {
