@@ -48,7 +48,7 @@ class FileIds {
     // The next n ids; fewer only at the end.
     std::vector<int> next(size_t n) {
         while (ids_.size() < n && goes_on_) {
-            const TextLimit limit = memory_limit();
+            const TextLimit limit = text_limit();
             goes_on_ = file_.read(text_, std::min(limit.n_bytes, std::max(piece, 4 * text_.size())));
             if (!goes_on_) {
                 const std::vector<int> last = tokenizer_.encode(text_, false);

@@ -275,22 +275,17 @@ struct TextLimit {
     }
 };
 
-// The most that there is memory for, and 16 MiB.
-inline TextLimit memory_limit() {
+// The most that there is memory for, and 16 MiB. With a tokenizer, of a prompt or a message: what is longer
+// is no text of `context` tokens. (Up to 64 KiB are encoded in any case, so that the error line can say how
+// many tokens they are.)
+inline TextLimit text_limit(const Tokenizer* tokenizer = nullptr, int context = 0) {
     constexpr uint64_t least = 1 << 16, most = 1 << 24;
     const uint64_t room = std::max(available_memory() / 128, least);
+    const uint64_t fits = tokenizer != nullptr ? tokenizer->most_bytes_per_id() * uint64_t(context) : 0;
+    if (fits > 0 && fits <= room)
+        return {size_t(std::max(fits, least)), format("and so than the context of %d tokens", context)};
     if (room < most) return {size_t(room), "for which there is not enough memory"};
     return {most, "the most that is held in memory at once"};
-}
-
-// The same for a prompt or a message, which also has to fit `context` tokens. (Up to 64 KiB are encoded in
-// any case, so that the error line can say how many tokens they are.)
-inline TextLimit text_limit(const Tokenizer& tokenizer, int context) {
-    const uint64_t most = uint64_t{tokenizer.most_bytes_per_id()} * uint64_t(context);
-    TextLimit memory = memory_limit();
-    if (most == 0 || most > std::max<uint64_t>(memory.n_bytes, available_memory() / 128)) return memory;
-    return {size_t(std::max<uint64_t>(most, 1 << 16)),
-            format("and so than the context of %d tokens", context)};
 }
 
 inline const char* prompt_option(const Options& o) {
@@ -310,7 +305,7 @@ class Prompt {
     // All of it, for this model. Throws UsageError if it is too long.
     std::optional<std::string> text(const Model& m, int context) && {
         if (file_ && m.tokenizer) {
-            const TextLimit limit = text_limit(*m.tokenizer, context);
+            const TextLimit limit = text_limit(m.tokenizer.get(), context);
             if (file_->read(*text_, limit.n_bytes + 1))
                 throw UsageError(limit.line(option_ + ": the prompt"));
         }
