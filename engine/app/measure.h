@@ -59,7 +59,7 @@ class FileIds {
             if (text_.size() > limit.n_bytes) throw std::runtime_error(limit.line(name_));
         }
         const auto end = ids_.begin() + ptrdiff_t(std::min(n, ids_.size()));
-        const std::vector<int> given(ids_.begin(), end);
+        std::vector<int> given(ids_.begin(), end);
         ids_.erase(ids_.begin(), end);
         return given;
     }

@@ -284,7 +284,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     };
     const auto own_choice = [&](const OwnOption& option) -> std::string {
         if (option.choices.empty()) return "";
-        const std::string text = value();
+        std::string text = value();
         std::string choices;
         for (const char* choice : option.choices) {
             if (text == choice || option.others != nullptr) return text;
