@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "engine/cpu/half.h"
@@ -148,59 +147,27 @@ inline void expand_sparse_block(int8_t* to, const uint8_t* block, const uint8_t*
 // ----------------------------------------------------------------------------
 // Codes of 2 to 8 bits
 
-// Bytes as wide as the machine's registers.
-typedef uint8_t Bytes __attribute__((vector_size(4 * vector_lanes)));
-typedef uint16_t Words16 __attribute__((vector_size(4 * vector_lanes)));
-#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
-// The 64 codes of a block of 16 or 32 bytes: each part of the register shifts its own copy of the block.
-template <int bits>
-inline void store_codes(uint8_t* to, const uint8_t* from) {
-    __m512i copies, shifts;
-    if constexpr (bits == 4) {
-        copies = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-        shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
-    } else {
-        copies = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-        shifts = _mm512_set_epi64(0x0006000600060006, 0x0006000600060006, 0x0004000400040004,
-                                  0x0004000400040004, 0x0002000200020002, 0x0002000200020002, 0, 0);
-    }
-    const __m512i codes = _mm512_srlv_epi16(copies, shifts);
-    _mm512_storeu_si512(to, _mm512_and_si512(codes, _mm512_set1_epi8((1 << bits) - 1)));
-}
-#endif
-// Codes of 1, 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block. above: they are the
-// upper bits of codes whose low 4 bits `to` has.
-template <int bits, bool above = false>
+// Codes of 1, 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block, and ends with smaller
+// ones. above: they are the upper bits of codes whose low 4 bits `to` has.
+template <int bits, bool above = false, int block = 64>
 inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
-    constexpr int per_byte = 8 / bits, mask = (1 << bits) - 1;
-    for (int block = 64; block >= 8; block /= 2) {
-#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
-        if (!above && bits > 1 &&
-            block * per_byte == 64) {  // codes for one register, of which all have to be stored at once
-            for (; n >= 64; n -= 64, from += block, to += 64) store_codes<bits>(to, from);
-            continue;
-        }
-#endif
-        for (; n >= block * per_byte; n -= block * per_byte, from += block, to += block * per_byte) {
-            UNROLL(4)
-            for (int i = 0; i < per_byte; i++) {
-                constexpr int width = sizeof(Bytes);
-                int j = 0;
-                for (; j + width <= block; j += width) {
-                    Words16 v;  // a shift of words is one instruction, and what it brings in is masked
-                    std::memcpy(&v, from + j, sizeof v);
-                    Bytes codes = Bytes(v >> uint16_t(i * bits)) & uint8_t(mask), low{};
-                    if (above) std::memcpy(&low, to + i * block + j, sizeof low);
-                    if (above) codes = codes << 4 | low;
-                    std::memcpy(to + i * block + j, &codes, sizeof codes);
-                }
-                for (; j < block; j++) {
-                    const int code = from[j] >> i * bits & mask;
-                    to[i * block + j] = uint8_t(above ? code << 4 | to[i * block + j] : code);
-                }
+    constexpr int per_byte = 8 / bits, width = std::min(block, 4 * vector_lanes);
+    typedef uint8_t Bytes __attribute__((vector_size(width)));
+    typedef uint16_t Words __attribute__((vector_size(width)));
+    for (; n >= block * per_byte; n -= block * per_byte, from += block) {
+        UNROLL(4)
+        for (int i = 0; i < per_byte; i++, to += block) {
+            for (int j = 0; j < block; j += width) {
+                Words words;  // their shift is one instruction, and what it brings in is masked
+                std::memcpy(&words, from + j, sizeof words);
+                Bytes codes = Bytes(words >> uint16_t(i * bits)) & uint8_t((1 << bits) - 1), low{};
+                if (above) std::memcpy(&low, to + j, sizeof low);
+                if (above) codes = codes << 4 | low;
+                std::memcpy(to + j, &codes, sizeof codes);
             }
         }
     }
+    if constexpr (block > 8) unpack_codes<bits, above, block / 2>(to, from, n);
 }
 
 // What is taken off the codes of each group of row i; with two levels, off five times the codes.
@@ -237,26 +204,8 @@ inline void expand_sparse_columns(int8_t* to, const QuantMatrix& w, int i, int k
         expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
 }
 
-// to[j] = (code - zero) times `multiple` of the code, in place, for n codes under one zero point; n is a
-// multiple of 16.
-template <int multiple>
-inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
-    auto finish = [&]<size_t width>(std::integral_constant<size_t, width>, int8_t* p) {
-        typedef uint8_t Some __attribute__((vector_size(width)));
-        Some codes;
-        std::memcpy(&codes, p, width);
-        const Some result = (multiple == 5 ? codes + (codes << 2) : codes) - zero;
-        std::memcpy(p, &result, width);
-    };
-    int j = 0;
-    for (; j + int(sizeof(Bytes)) <= n; j += sizeof(Bytes))
-        finish(std::integral_constant<size_t, sizeof(Bytes)>(), to + j);
-    for (; j < n; j += 16) finish(std::integral_constant<size_t, 16>(), to + j);
-}
-
 // n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256
-// (of 5 bits: of 512), n of 64 (any, for codes of 8 bits). Or the first n that a sparse row keeps, k being 0
-// and n a multiple of 32.
+// (of 5 bits: of 512), n of 64 (any, for codes of 8 bits).
 inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
     const uint8_t* row = w.codes + size_t(i) * code_bytes(w);
     if (w.bits == 8) return void(std::memcpy(to, row + k, size_t(n)));
@@ -290,12 +239,11 @@ inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n
     if (w.bits == 8) return;
     if (w.kind == QUANT_GEMM_TABLE) return look_up(to, n, w.table, w.bits);
     const RowZeros zeros(w, i);
+    const bool two_level = w.kind == QUANT_GEMM_TWO_LEVEL;
     for (int s = k / w.group, j = 0; j < n; s++) {
         const auto zero = uint8_t(zeros[s]);
-        const int end = std::min(n, (s + 1) * w.group - k);
-        w.kind == QUANT_GEMM_TWO_LEVEL ? subtract_zero<5>(to + j, end - j, zero)
-                                       : subtract_zero<1>(to + j, end - j, zero);
-        j = end;
+        for (const int end = std::min(n, (s + 1) * w.group - k); j < end; j++)
+            to[j] = int8_t((two_level ? 5 * to[j] : to[j]) - zero);
     }
 }
 

@@ -49,7 +49,7 @@ using BuildIsas = IsaList<WasmSimd>;
 using BuildIsas = IsaList<>;
 #endif
 
-// The instruction set that multiplies words of 2- to 6-bit codes: the same, but for NeonI8mm.
+// The instruction set that multiplies words of 2- to 6-bit codes, and one token: the same, but for NeonI8mm.
 struct NeonDot;
 struct NeonI8mm;
 template <class Isa>

@@ -3,18 +3,14 @@
 // programs, as plain loops: expand(), and with experts dot_by_digits(), int8 codes as two digits of 4 bits
 // (MSD).
 //
-//   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
-//   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
+//   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned: where dot4 takes flipped bytes
+//                      any, otherwise up to 127
 //   widened(p)         as many bytes as there are lanes, unsigned, as int32
 //   sparse_places(m)   the lowest 4 bits of each lane of m are the mask of four columns; a byte for each of
 //                      them: 0 or 1, which of two codes it takes, or 0x80, none
-//   quad(p)            16 bytes in every quarter of a vector, flipped as int8 codes are
-//   look_up(a, c)      the byte of a = quad(..) that the lowest 4 bits of each byte of c, below 32, say
-//   either(c, a, b)    bytes of b where those of c have 16, otherwise of a
+//   shuffle(a, c)      for each byte of c, if it is below 16, that byte of the 16 of a in the same quarter of
+//                      the vector; 0 if it is 0x80 or more
 //   wide_tables        look_up_wide(a, c): the byte of a, 64, that the lowest 6 bits of each byte of c say
-//                      merged(a, b): the lowest 4 bits of each byte of a, the others of b
-//   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
-//                      has them, between zeros
 #pragma once
 
 #include <algorithm>
@@ -48,7 +44,7 @@ constexpr std::array<uint32_t, 8> sparse_places_of = [] {
 #ifdef __AVX2__
 template <>
 struct LowbitOps<Avx2> {
-    static constexpr bool takes_bytes = false, wide_tables = false;
+    static constexpr bool wide_tables = false;
     static __m256i widened(const uint8_t* p) {
         return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     }
@@ -60,25 +56,10 @@ struct LowbitOps<Avx2> {
         const auto* table = reinterpret_cast<const __m256i*>(sparse_places_of.data());
         return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(table), masks);
     }
-    static __m256i placed(__m256i codes, __m256i places, int pair) {
-        // A shuffle looks codes up by their place in a half of the register.
-        const int first = pair * 0x02020202;
-        const __m256i lanes =
-            _mm256_setr_epi32(first, first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c, first,
-                              first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c);
-        return _mm256_shuffle_epi8(codes, _mm256_or_si256(places, lanes));
-    }
-    static __m256i quad(const int8_t* p) {
-        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    }
-    static __m256i look_up(__m256i table, __m256i codes) { return _mm256_shuffle_epi8(table, codes); }
-    static __m256i either(__m256i codes, __m256i low, __m256i high) {
-        return _mm256_blendv_epi8(low, high, _mm256_slli_epi16(codes, 3));
-    }
+    static __m256i shuffle(__m256i bytes, __m256i from) { return _mm256_shuffle_epi8(bytes, from); }
 };
 template <class Isa>
 struct VnniOps : LowbitOps<Avx2> {
-    static constexpr bool takes_bytes = true;
     using Ints = typename Isa::Ints;
     static Ints dot(Ints acc, Ints w, Ints x) { return Isa::dot4(acc, w, x); }
 };
@@ -97,27 +78,11 @@ struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
         const auto* half = reinterpret_cast<const __m256i*>(sparse_places_of.data());
         return _mm512_permutexvar_epi32(masks, _mm512_broadcast_i64x4(_mm256_loadu_si256(half)));
     }
-    static __m512i placed(__m512i codes, __m512i places, int pair) {
-        const int first = pair * 0x02020202;
-        const __m512i lanes =
-            _mm512_set4_epi32(first + 0x0c0c0c0c, first + 0x08080808, first + 0x04040404, first);
-        return _mm512_shuffle_epi8(codes, _mm512_or_si512(places, lanes));
-    }
-    static __m512i quad(const int8_t* p) {
-        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    }
-    static __m512i look_up(__m512i table, __m512i codes) { return _mm512_shuffle_epi8(table, codes); }
-    static __m512i either(__m512i codes, __m512i low, __m512i high) {
-        return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(codes, _mm512_set1_epi8(16)), low, high);
-    }
+    static __m512i shuffle(__m512i bytes, __m512i from) { return _mm512_shuffle_epi8(bytes, from); }
 #ifdef __AVX512VBMI__
     static constexpr bool wide_tables = true;
     static __m512i look_up_wide(__m512i table, __m512i codes) {
         return _mm512_permutexvar_epi8(codes, table);
-    }
-    static __m512i merged(__m512i low, __m512i high) {
-        return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high,
-                                         0xca);  // bit by bit: first ? second : third
     }
 #endif
 };
@@ -127,7 +92,7 @@ struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
 template <class Isa>
 requires std::is_base_of_v<Neon, Isa>
 struct LowbitOps<Isa> {
-    static constexpr bool takes_bytes = false, wide_tables = false;
+    static constexpr bool wide_tables = false;
     static int32x4_t widened(const uint8_t* p) {
         uint32_t four;
         std::memcpy(&four, p, sizeof four);
@@ -142,20 +107,8 @@ struct LowbitOps<Isa> {
         const uint8x16x2_t both = {vld1q_u8(table), vld1q_u8(table + 16)};
         return vreinterpretq_s32_u8(vqtbl2q_u8(both, vreinterpretq_u8_u32(bytes)));
     }
-    static int32x4_t placed(int32x4_t codes, int32x4_t places, int pair) {
-        const uint32x4_t in_register = {0, 0x04040404, 0x08080808, 0x0c0c0c0c};
-        const uint32x4_t lanes = vaddq_u32(in_register, vdupq_n_u32(uint32_t(pair) * 0x02020202));
-        const uint32x4_t from = vorrq_u32(vreinterpretq_u32_s32(places), lanes);
-        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(codes), vreinterpretq_u8_u32(from)));
-    }
-    static int32x4_t quad(const int8_t* p) { return vreinterpretq_s32_s8(vld1q_s8(p)); }
-    static int32x4_t look_up(int32x4_t table, int32x4_t codes) {
-        const uint8x16_t low = vandq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(15));
-        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), low));
-    }
-    static int32x4_t either(int32x4_t codes, int32x4_t low, int32x4_t high) {
-        const uint8x16_t is_high = vtstq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(16));
-        return vreinterpretq_s32_u8(vbslq_u8(is_high, vreinterpretq_u8_s32(high), vreinterpretq_u8_s32(low)));
+    static int32x4_t shuffle(int32x4_t bytes, int32x4_t from) {
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), vreinterpretq_u8_s32(from)));
     }
 };
 #endif
@@ -163,7 +116,7 @@ struct LowbitOps<Isa> {
 #ifdef __wasm_simd128__
 template <>
 struct LowbitOps<WasmSimd> {
-    static constexpr bool takes_bytes = true, wide_tables = false;
+    static constexpr bool wide_tables = false;
     static Int4 widened(const uint8_t* p) {
         return Int4(wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p))));
     }
@@ -176,23 +129,19 @@ struct LowbitOps<WasmSimd> {
         const v128_t second = wasm_i8x16_swizzle(wasm_v128_load(table + 16), v128_t(bytes ^ 0x10101010));
         return Int4(wasm_v128_or(first, second));
     }
-    static Int4 placed(Int4 codes, Int4 places, int pair) {
-        const Int4 lanes = Int4{0, 0x04040404, 0x08080808, 0x0c0c0c0c} + pair * 0x02020202;
-        return Int4(wasm_i8x16_swizzle(v128_t(codes), v128_t(places | lanes)));
-    }
-    static Int4 quad(const int8_t* p) { return Int4(wasm_v128_load(p)); }
-    static Int4 look_up(Int4 table, Int4 codes) {
-        return Int4(wasm_i8x16_swizzle(v128_t(table), v128_t(codes & 0x0f0f0f0f)));
-    }
-    static Int4 either(Int4 codes, Int4 low, Int4 high) {
-        const v128_t is_high = wasm_i8x16_shl(v128_t(codes), 3);  // in the sign
-        return Int4(wasm_v128_bitselect(v128_t(high), v128_t(low), wasm_i8x16_shr(is_high, 7)));
+    static Int4 shuffle(Int4 bytes, Int4 from) {
+        return Int4(wasm_i8x16_swizzle(v128_t(bytes), v128_t(from)));
     }
 };
 #endif
 
-template <class Format>
-struct LowbitGroups;  // lowbit_paths.h
+template <class Isa>
+struct BlockGroups;  // lowbit_paths.h
+
+// Each lane's number in its quarter of a vector, times 4, in all of its bytes: the place of its first byte.
+constexpr uint32_t lane_places[16] = {0,          0x04040404, 0x08080808, 0x0c0c0c0c, 0,          0x04040404,
+                                      0x08080808, 0x0c0c0c0c, 0,          0x04040404, 0x08080808, 0x0c0c0c0c,
+                                      0,          0x04040404, 0x08080808, 0x0c0c0c0c};
 
 // What a word of a packed matrix holds: the codes of 8 (4 bits) or 16 (2 bits, or 4 bits that are 2:4 sparse)
 // columns, four of them in each part of the word's bytes, one behind the other. Of 5 and 6 bits one word has
@@ -201,7 +150,7 @@ template <class Isa_, int bits_, QuantGemmKind kind_>
 struct WordFormat {
     using Isa = Isa_;
     using Ints = typename Isa::Ints;
-    using Groups = LowbitGroups<WordFormat>;
+    using Groups = BlockGroups<Isa>;
     static constexpr int bits = bits_, lanes = Isa::lanes;
     static constexpr QuantGemmKind kind = kind_;
     static constexpr bool is_int8 = false, two_level = kind == QUANT_GEMM_TWO_LEVEL;
@@ -218,19 +167,18 @@ struct WordFormat {
     typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
     typedef uint8_t Bytes __attribute__((vector_size(4 * lanes)));
 
-    // What codes stand for, flipped, 16 of them to a part; or all, as often as they fit.
+    // What codes stand for, flipped: 16 of them to a part, or all, as often as they fit.
     struct Table {
-        static constexpr int n = bits == 5 && !LowbitOps<Isa>::wide_tables ? 2 : 1;
+        static constexpr int n_values = LowbitOps<Isa>::wide_tables ? 1 << bits : 16,
+                             n = bits == 5 ? 32 / n_values : 1;
         Ints parts[n];
         explicit Table(const int8_t* table) {
-            if constexpr (has_table && LowbitOps<Isa>::wide_tables) {
-                int8_t all[64];
-                for (int i = 0; i < 64; i++) all[i] = table[i % (1 << bits)];
-                parts[0] = Isa::flipped(Isa::load(all));
-                return;
+            for (int i = 0; has_table && i < n; i++) {
+                int8_t part[4 * lanes];
+                for (int j = 0; j < 4 * lanes; j += n_values)
+                    std::memcpy(part + j, table + i * n_values, n_values);
+                parts[i] = Isa::flipped(Isa::load(part));
             }
-            for (int i = 0; has_table && i < n; i++)
-                parts[i] = Isa::flipped(LowbitOps<Isa>::quad(table + 16 * i));
         }
     };
 
@@ -241,14 +189,20 @@ struct WordFormat {
         std::memcpy(&words, masks + size_t(k / 32 * 4 * block_rows<Isa>), sizeof words);
         return words >> uint32_t(k % 32);
     }
+    // Of codes of 4 bits and more, the low 4 bits; of 5 and 6 bits the upper ones, above these. In the other
+    // bits is anything.
+    static Pairs low(const Words (&v)[unit], int part) {
+        return Pairs(v[two_planes + part / 2]) >> uint16_t(part % 2 * 4);
+    }
+    static Pairs high(const Words (&v)[unit], int part) {
+        const int right = part * high_bits - 4;
+        return right >= 0 ? Pairs(v[0]) >> uint16_t(right) : Pairs(v[0]) << uint16_t(-right);
+    }
     // The codes in one part of each byte, unsigned.
     static Pairs codes(const Words (&v)[unit], int part) {
         if constexpr (two_planes) {
             constexpr auto high_mask = uint16_t(((1 << high_bits) - 1) * 0x1010);
-            const int right = part * high_bits - 4;  // into the bits above 4
-            const Pairs high =
-                (right >= 0 ? Pairs(v[0]) >> uint16_t(right) : Pairs(v[0]) << uint16_t(-right));
-            return (Pairs(v[1 + part / 2]) >> uint16_t(part % 2 * 4) & uint16_t(0x0f0f)) | (high & high_mask);
+            return (low(v, part) & uint16_t(0x0f0f)) | (high(v, part) & high_mask);
         }
         return Pairs(v[0]) >> uint16_t(part * bits) & uint16_t(((1 << bits) - 1) * 0x0101);
     }
@@ -257,21 +211,25 @@ struct WordFormat {
     static Ints weights(const Words (&v)[unit], int f, Words zeros, Words masks, const Table& table) {
         if constexpr (has_table && LowbitOps<Isa>::wide_tables) {
             // What lies above a code chooses among copies of the table, or is not looked at.
-            const auto low = Ints(Pairs(v[two_planes + f / 2]) >> uint16_t(f % 2 * 4));
-            if constexpr (bits == 4) return LowbitOps<Isa>::look_up_wide(table.parts[0], low);
-            const auto high = Ints(f > 4 ? Pairs(v[0]) >> uint16_t(f - 4) : Pairs(v[0]) << uint16_t(4 - f));
-            return LowbitOps<Isa>::look_up_wide(table.parts[0], LowbitOps<Isa>::merged(low, high));
+            Pairs code = low(v, f);
+            if (bits == 5) code ^= (code ^ high(v, f)) & uint16_t(0xf0f0);
+            return LowbitOps<Isa>::look_up_wide(table.parts[0], Ints(code));
         }
         if constexpr (has_table) {
-            const auto code = Ints(codes(v, f));
-            const Ints low = LowbitOps<Isa>::look_up(table.parts[0], code);
-            if constexpr (bits == 4) return low;
-            return LowbitOps<Isa>::either(code, low, LowbitOps<Isa>::look_up(table.parts[bits - 4], code));
+            const auto code = Ints(low(v, f) & uint16_t(0x0f0f));
+            const Ints first = LowbitOps<Isa>::shuffle(table.parts[0], code);
+            if constexpr (bits == 4) return first;
+            const Ints second = LowbitOps<Isa>::shuffle(table.parts[bits - 4], code);
+            return Ints((Bytes(high(v, f)) & uint8_t(16)) != 0 ? Bytes(second) : Bytes(first));
         }
         if constexpr (sparse) {
+            // The first or last two bytes of each lane of `kept` go where the mask has them, between zeros.
             const auto kept = Ints(Bytes(codes(v, f / 2)) - Bytes(zeros));
-            const auto places = LowbitOps<Isa>::sparse_places(Ints(masks >> uint32_t(4 * f)));
-            return Isa::flipped(LowbitOps<Isa>::placed(kept, places, f % 2));
+            const Ints places = LowbitOps<Isa>::sparse_places(Ints(masks >> uint32_t(4 * f)));
+            Words in_vector;
+            std::memcpy(&in_vector, lane_places, sizeof in_vector);
+            in_vector += uint32_t(f % 2) * 0x02020202u;
+            return Isa::flipped(LowbitOps<Isa>::shuffle(kept, Ints(Words(places) | in_vector)));
         }
         Bytes code = Bytes(codes(v, f));
         if (two_level) code += code << 2;
@@ -281,7 +239,7 @@ struct WordFormat {
     // them, where `chains` neighbouring fours have an accumulator each: if bytes are not too large for it, in
     // their place in the word, which saves a shift for each word.
     static constexpr int left(int f, int chains) {
-        const bool fits = LowbitOps<Isa>::takes_bytes || ((1 << bits) - 1) << (chains - 1) * bits <= 127;
+        const bool fits = Isa::flip != 0 || ((1 << bits) - 1) << (chains - 1) * bits <= 127;
         return !zero_is_off && !two_planes && fits ? f % chains * bits : 0;
     }
     // Such columns as they are multiplied, and the product.

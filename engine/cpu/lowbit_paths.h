@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
@@ -58,7 +57,7 @@ inline const uint8_t* packed_codes(PackedMatrices& to_memory, const QuantMatrix&
                 order_codes<4>(row + 1, stored, low_words, n_low, 1);
             }
         }
-        pack_block<Isa, n>(to + row_words * n * size_t(b), rows, 0, n_rows, row_words, 0);
+        pack_block<Isa>(to + row_words * n * size_t(b), rows, row_words, n_rows, int(row_words), 0);
     });
     return reinterpret_cast<const uint8_t*>(to);
 }
@@ -73,13 +72,15 @@ struct BlockGroups {
     const Half* halfs = nullptr;
     const float* floats = nullptr;
     size_t float_step = 0;  // to the scales of the next group; 0: they are those of the whole rows
-    const uint8_t *zeros = nullptr, *levels = nullptr, *int8_scales = nullptr;
-    int same_zero;  // of all groups, where `zeros` is null
+    const uint8_t *zeros = nullptr, *levels = nullptr;
+    bool two_level;  // what `levels` are; otherwise int8 scales
+    int same_zero;   // of all groups, where `zeros` is null
+    int shift;       // from a group that is asked for to its group of weights
 
     // Rows i, i + 1, ... of a matrix with so many groups in a row. Inlined, so that products have the
     // pointers in registers.
-    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i, int n_groups)
-        : same_zero(w.zero_point) {
+    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i, int n_groups, int group_shift = 0)
+        : two_level(w.kind == QUANT_GEMM_TWO_LEVEL), same_zero(w.zero_point), shift(group_shift) {
         const size_t first = size_t(i) / n * n, row = size_t(i) - first, groups = size_t(n_groups);
         if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
             halfs = static_cast<const Half*>(w.scales) + first * groups + row;
@@ -88,49 +89,38 @@ struct BlockGroups {
             floats = static_cast<const float*>(w.scales) + first * (float_step > 0 ? groups : 1) + row;
         }
         if (w.zeros != nullptr) zeros = w.zeros + first * zero_bytes(w) + row;
-        if (w.levels != nullptr)
-            (w.kind == QUANT_GEMM_TWO_LEVEL ? levels : int8_scales) = w.levels + first * groups + row;
+        if (w.levels != nullptr) levels = w.levels + first * groups + row;
     }
+    // Those of vector v of a tile, by groups of activations.
+    __attribute__((always_inline)) BlockGroups(const BlockColumns& w, int v)
+        : BlockGroups(*w.w, w.row + v * lanes, w.n_scales, w.shift) {}
 
     static Whole bytes(const uint8_t* from) { return Whole(LowbitOps<Isa>::widened(from)); }
-    // What is taken off the codes of group s; with two levels, off five times the codes.
-    Whole zero(int s) const {
-        if (levels != nullptr) return bytes(levels + s * n) >> 4;
+    // What is taken off the codes of group g; with two levels, off five times the codes.
+    Whole zero(int g) const {
+        const int s = g >> shift;
+        if (two_level) return bytes(levels + s * n) >> 4;
         return zeros != nullptr ? bytes(zeros + s / 2 * n) >> s % 2 * 4 & 15 : Whole{} + same_zero;
     }
-    typename Isa::Floats scale(int s) const {
+    typename Isa::Floats scale(int g) const {
+        const int s = g >> shift;
         if (halfs != nullptr) {
             float wide[lanes];
             widen(wide, halfs + s * n, lanes);
             return Isa::load_floats(wide);
         }
         const auto row_scales = Isa::load_floats(floats + size_t(s) * float_step);
-        if (levels == nullptr && int8_scales == nullptr) return row_scales;
-        const Whole level =
-            levels != nullptr ? bytes(levels + s * n) & 15 : bytes(int8_scales + s * n) << 24 >> 24;
-        return Isa::add_scaled(Isa::zero(), typename Isa::Ints(level), row_scales);
+        if (levels == nullptr) return row_scales;
+        const Whole level = bytes(levels + s * n), value = two_level ? level & 15 : level << 24 >> 24;
+        return Isa::add_scaled(Isa::zero(), typename Isa::Ints(value), row_scales);
     }
-};
-
-// The same by groups of activations, as tile() asks for it.
-template <class Format>
-struct LowbitGroups {
-    using Isa = typename Format::Isa;
-    BlockGroups<Isa> groups;
-    int shift;
-    __attribute__((always_inline)) LowbitGroups(const BlockColumns& w, int v)
-        : groups(*w.w, w.row + v * Isa::lanes, w.n_scales), shift(w.shift) {}
-    auto scale(int g) const { return groups.scale(g >> shift); }
-    auto zero(int g) const { return groups.zero(g >> shift); }
-    // Asks for the largest part of what group g has. Two levels come with groups of one size, with no shift.
+    // Asks for the largest part of what group g has.
     void prefetch(int g, bool second_level) const {
-        constexpr int n = block_rows<Isa>;
-        if constexpr (Format::two_level) {
-            prefetch_once<n>(groups.levels + size_t(g) * n, second_level);
-        } else if (groups.halfs != nullptr) {
-            prefetch_once<n * sizeof(Half)>(groups.halfs + size_t(g >> shift) * n, second_level);
-        } else if (groups.int8_scales != nullptr) {
-            prefetch_once<n>(groups.int8_scales + size_t(g >> shift) * n, second_level);
+        const size_t at = size_t(g >> shift) * n;
+        if (levels != nullptr) {
+            prefetch_once<n>(levels + at, second_level);
+        } else if (halfs != nullptr) {
+            prefetch_once<n * sizeof(Half)>(halfs + at, second_level);
         }
     }
 };
@@ -169,9 +159,6 @@ inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n
 }
 
 struct AllForms {
-    static constexpr bool has_words = true;
-    static bool takes(const QuantMatrix&) { return true; }
-
     template <class Isa>
     static QuantMatrix pack(PackedMatrices& to, const QuantMatrix& w) {
         QuantMatrix p = w;
@@ -179,10 +166,7 @@ struct AllForms {
         if (w.bits == 8) {
             p.codes = to.packed<Isa, uint32_t>(w.codes, w.n_rows, code_bytes(w), Isa::flip * 0x01010101u);
         } else {
-            p.codes = w.bits == 2   ? packed_codes<Isa, 2>(to, w)
-                      : w.bits == 4 ? packed_codes<Isa, 4>(to, w)
-                      : w.bits == 5 ? packed_codes<Isa, 5>(to, w)
-                                    : packed_codes<Isa, 6>(to, w);
+            with_format<Isa>(w, [&](auto format) { p.codes = packed_codes<Isa, format.bits>(to, w); });
         }
         p.mask = to.packed<Isa, uint32_t>(w.mask, w.n_rows, mask_bytes(w));
         p.zeros = to.packed<Isa, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
@@ -267,12 +251,11 @@ struct AllForms {
             } else {
                 prefetch(stored, row_bytes);
                 if (is_sparse) prefetch(w.mask + size_t(i) * mask_row, mask_row);
-                if (!has_zeros) {  // what a mask leaves out has no zero point, so codes are expanded without
-                                   // one
-                    expand_columns(codes, w, i, 0, w.n_cols);
-                } else {
+                if (has_zeros) {
                     unpack_columns(reinterpret_cast<uint8_t*>(codes), w, i, 0, w.n_cols);
                     expand_zeros(zeros, w, i);
+                } else {  // what a mask leaves out has no zero point
+                    expand_columns(codes, w, i, 0, w.n_cols);
                 }
             }
             if (has_scales) {
@@ -280,12 +263,8 @@ struct AllForms {
             } else {
                 expand_scales(scales, w, i);
             }
-            auto multiply = [&](auto known) {
-                constexpr bool codes_in_place = decltype(known)::value;
-                x.group_size == 64 ? multiply_row<Isa, codes_in_place, 64>(out + i, size_t(w.n_rows), x, row)
-                                   : multiply_row<Isa, codes_in_place, 0>(out + i, size_t(w.n_rows), x, row);
-            };
-            in_place ? multiply(std::true_type()) : multiply(std::false_type());
+            in_place ? multiply_row<Isa, true>(out + i, size_t(w.n_rows), x, row)
+                     : multiply_row<Isa, false>(out + i, size_t(w.n_rows), x, row);
         }
     }
 

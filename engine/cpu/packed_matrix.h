@@ -35,22 +35,16 @@ struct PackedMatrix {
 template <class Isa>
 constexpr int block_rows = std::max(16, Isa::lanes* Isa::panel_vectors);
 
-// Transposes rows i .. i + n - 1 of a table of n_rows rows of n_values: value j of the r-th goes to to[j * n
-// + r]. Rows past the last are zeros. Words of 4 bytes are xor-ed with flip.
-template <class Isa, int n>
-inline void pack_block(uint32_t* to, const uint32_t* table, int i, int n_rows, size_t n_values,
+// Some words of each row of a block, in columns: word j of row r goes to to[j * block_rows + r], xor-ed with
+// flip. `rows` are n_valid rows, `stride` words apart; those that are missing are zeros.
+template <class Isa>
+inline void pack_block(uint32_t* to, const void* rows, size_t stride, int n_valid, int n_words,
                        uint32_t flip) {
-    for (int r = 0; r < n; r += Isa::lanes) {
-        const int row = std::min(i + r, n_rows);
-        pack_words<Isa::lanes>(to + r, n, table + size_t(row) * n_values, n_values, n_rows - row,
-                               int(n_values), flip);
-    }
-}
-template <class Isa, int n, class T>
-inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values, uint32_t) {
-    for (size_t j = 0; j < n_values; j++) {
-        for (int r = 0; r < n; r++)
-            to[j * n + r] = i + r < n_rows ? table[size_t(i + r) * n_values + j] : T{};
+    for (int r = 0; r < block_rows<Isa>; r += Isa::lanes) {
+        const int first = std::min(r, n_valid);
+        pack_words<Isa::lanes>(to + r, block_rows<Isa>,
+                               static_cast<const char*>(rows) + 4 * size_t(first) * stride, stride,
+                               n_valid - first, n_words, flip);
     }
 }
 
@@ -91,7 +85,16 @@ class PackedMatrices {
         auto* to = static_cast<Value*>(memory(row_bytes * n * size_t((n_rows + n - 1) / n)));
         const size_t n_values = row_bytes / sizeof(Value);
         pack_blocks(table, n_rows, row_bytes, n, [&](int b) {
-            pack_block<Isa, n>(to + n_values * n * size_t(b), from, b * n, n_rows, n_values, flip);
+            Value* block = to + n_values * n * size_t(b);
+            const Value* rows = from + n_values * n * size_t(b);
+            const int n_valid = std::min(n, n_rows - b * n);
+            if constexpr (sizeof(Value) == 4) {
+                pack_block<Isa>(block, rows, n_values, n_valid, int(n_values), flip);
+            } else {
+                for (size_t j = 0; j < n_values; j++)
+                    for (int r = 0; r < n; r++)
+                        block[j * n + r] = r < n_valid ? rows[size_t(r) * n_values + j] : Value{};
+            }
         });
         return reinterpret_cast<const T*>(to);
     }

@@ -1,8 +1,6 @@
 // Where kernels for a matrix are chosen by its group size: docs/cpu-kernels.md.
 #include "engine/cpu/quant_matmul.h"
 
-#include <algorithm>
-
 #include "engine/cpu/instructions.h"
 #include "engine/cpu/packed_matrix.h"
 #ifdef INT8_ALONE  // for programs that have no other matrices (mk/build.mk)
@@ -14,10 +12,8 @@ using Forms = AllForms;
 #endif
 
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {
-    return std::ranges::all_of(list, [](const QuantProduct& p) { return Forms::takes(p.w); }) &&
-           BuildIsas::with_best_isa(x.group_size, [&](auto isa) {
-               multiply_by<decltype(isa), Forms>(x, list, choose_kernel, row_each);
-           });
+    return BuildIsas::with_best_isa(
+        x.group_size, [&](auto isa) { multiply_by<decltype(isa), Forms>(x, list, choose_kernel, row_each); });
 }
 
 const char* int8_kernel_name(int group_size) {
@@ -28,7 +24,6 @@ const char* int8_kernel_name(int group_size) {
 
 const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
     const PackedMatrix* packed = nullptr;
-    BuildIsas::with_best_isa(Forms::takes(w) ? w.group_size : 0,
-                             [&](auto isa) { packed = add<decltype(isa), Forms>(w); });
+    BuildIsas::with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa), Forms>(w); });
     return packed;
 }

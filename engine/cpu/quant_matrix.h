@@ -60,6 +60,9 @@ inline int n_groups(const QuantRows& x) { return x.n_cols / x.group_size; }
 inline const int8_t* row_codes(const QuantRows& x, int t) { return x.codes + size_t(t) * x.n_cols; }
 inline const float* row_scales(const QuantRows& x, int t) { return x.scales + size_t(t) * n_groups(x); }
 inline const int32_t* row_sums(const QuantRows& x, int t) { return x.sums + size_t(t) * n_groups(x); }
+inline QuantRows one_row(const QuantRows& x, int t) {
+    return {row_codes(x, t), row_scales(x, t), row_sums(x, t), 1, x.n_cols, x.group_size};
+}
 
 struct OtherKernels;  // quant_matmul.h
 

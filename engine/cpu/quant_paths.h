@@ -56,9 +56,6 @@ struct BlockMemory {
 // fp32 scale for each group of activations: packed, they lie as tiles take them. AllForms (lowbit_paths.h)
 // has those of few bits, too.
 struct Int8Forms {
-    static constexpr bool has_words = false;
-    static bool takes(const QuantMatrix& w) { return w.bits == 8 && w.scale_type == QUANT_GEMM_GROUP_FP32; }
-
     // w with its tables in blocks, in memory of `to`.
     template <class Isa>
     static QuantMatrix pack(PackedMatrices& to, const QuantMatrix& w) {
@@ -84,13 +81,8 @@ struct Int8Forms {
     template <class Isa>
     static const uint32_t* pack_rows(BlockMemory& memory, const void* rows, size_t n_bytes, int n_rows,
                                      int n_cols) {
-        constexpr int n = block_rows<Isa>;
-        uint32_t* to = scratch(memory.codes, size_t(n) * n_cols / 4);
-        for (int r = 0; r < n; r += Isa::lanes) {
-            const int first = std::min(r, n_rows);
-            pack_words<Isa::lanes>(to + r, n, static_cast<const char*>(rows) + size_t(first) * n_bytes,
-                                   n_bytes / 4, n_rows - first, n_cols / 4, Isa::flip * 0x01010101u);
-        }
+        uint32_t* to = scratch(memory.codes, size_t(block_rows<Isa>) * n_cols / 4);
+        pack_block<Isa>(to, rows, n_bytes / 4, n_rows, n_cols / 4, Isa::flip * 0x01010101u);
         return to;
     }
 
@@ -114,8 +106,7 @@ struct Int8Forms {
         for (int i = begin; i < end; i++) {
             const CodeRow row{reinterpret_cast<const int8_t*>(w.codes) + size_t(i) * w.n_cols,
                               static_cast<const float*>(w.scales) + size_t(i) * n_groups(w), nullptr, 1};
-            x.group_size == 64 ? multiply_row<Isa, true, 64>(out + i, size_t(w.n_rows), x, row)
-                               : multiply_row<Isa, true, 0>(out + i, size_t(w.n_rows), x, row);
+            multiply_row<Isa, true>(out + i, size_t(w.n_rows), x, row);
         }
     }
     // There are no words of fewer bits.
@@ -165,10 +156,10 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
             const float* group_scales = Format::is_int8 ? scales + g * n : nullptr;
             for (int tile = 0; tile < n_tiles; tile++) {
                 const int token = tile * x.width;
-                const size_t word = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
+                const size_t code = size_t(token) * w.n_cols + size_t(k) * x.width;
                 const size_t group = size_t(token) * groups + size_t(g) * x.width;
                 multiply_columns<Format>(std::min(x.width, n_tokens - token), out + size_t(token) * n,
-                                         {x.codes + word, x.scales + group, x.sums + group, x.width},
+                                         {x.codes + code, x.scales + group, x.sums + group, x.width},
                                          {codes, group_scales, &stored, b * n, n_scales, shift}, part,
                                          in_place, next);
             }
@@ -181,28 +172,22 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
     }
 }
 
-// The tokens of x side by side, or each alone; all threads share the work.
+// The tokens of x side by side; all threads share the work.
 template <class Isa>
-inline PackedTokens pack_all_tokens(const QuantRows& x, bool each_alone) {
-    const int width = tile_width<Isa>(each_alone ? 1 : x.n_rows), step = each_alone ? 1 : width;
-    const int n_tiles = (x.n_rows + step - 1) / step;
-    const size_t tile_groups = size_t(n_groups(x)) * width, tile_codes = size_t(x.n_cols) / 4 * width;
-    static thread_local std::vector<uint32_t> codes;
-    static thread_local std::vector<float> scales;
-    static thread_local std::vector<int32_t> sums;
-    const PackedTokens tokens{scratch(codes, n_tiles * tile_codes), scratch(scales, n_tiles * tile_groups),
-                              scratch(sums, n_tiles * tile_groups), width};
-    auto pack = [&](int tile) {
-        pack_tokens<Isa>({tokens.codes + tile * tile_codes, tokens.scales + tile * tile_groups,
-                          tokens.sums + tile * tile_groups, width},
-                         x, tile * step);
-    };
-    if (n_tiles == 1 || each_alone) {  // threads need not meet for that
-        for (int tile = 0; tile < n_tiles; tile++) pack(tile);
-    } else {
-        parallel_for(n_tiles, pack);
-    }
-    return tokens;
+inline PackedTokens pack_all_tokens(const QuantRows& x) {
+    const int width = tile_width<Isa>(x.n_rows), n_tiles = (x.n_rows + width - 1) / width;
+    const size_t tile_groups = size_t(n_groups(x)) * width, tile_codes = size_t(x.n_cols) * width;
+    static thread_local std::vector<int8_t> code_memory;
+    static thread_local std::vector<float> scale_memory;
+    static thread_local std::vector<int32_t> sum_memory;
+    int8_t* codes = scratch(code_memory, n_tiles * tile_codes);
+    float* scales = scratch(scale_memory, n_tiles * tile_groups);
+    int32_t* sums = scratch(sum_memory, n_tiles * tile_groups);
+    parallel_for(n_tiles, [&](int tile) {
+        pack_tokens<Isa>(codes + tile * tile_codes, scales + tile * tile_groups, sums + tile * tile_groups,
+                         width, x, tile * width);
+    });
+    return {codes, scales, sums, width};
 }
 
 // The products of x with several matrices, or with row_each of row i with the i-th, by one instruction set;
@@ -212,25 +197,24 @@ inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, 
                         bool row_each = false) {
     const int n_tokens = row_each ? 1 : x.n_rows;
     auto path = [&](const QuantProduct& p) { return choose(p, n_tokens); };
-    if constexpr (Forms::has_words && !std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
-        if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == ProductKernel::words; }))
+    if constexpr (!std::is_same_v<Isa, ByWords<Isa>>) {  // i8mm takes pairs of tokens, and no words
+        const auto is_words = [&](const QuantProduct& p) { return path(p) == ProductKernel::words; };
+        if (n_tokens == 1 || std::ranges::any_of(list, is_words))
             return multiply_by<ByWords<Isa>, Forms>(x, list, choose, row_each);
     }
     PackedTokens tokens{};
-    if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != ProductKernel::rows; }))
-        tokens = pack_all_tokens<Isa>(x, row_each);
+    if (n_tokens > 1 &&
+        std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != ProductKernel::rows; }))
+        tokens = pack_all_tokens<Isa>(x);
     constexpr int n = block_rows<Isa>;
     auto n_blocks = [](const QuantProduct& p) { return (p.w.n_rows + n - 1) / n; };
     // Threads take blocks in long runs, one stream for each, and few at a time near the end.
     parallel_lists(list, n_blocks, [&](const QuantProduct& p, int begin, int end) {
         static thread_local BlockMemory memory;
-        const int row = row_each ? int(&p - list.data()) : 0;
-        const size_t first = size_t(row) * tokens.width;
-        const PackedTokens packed{tokens.codes + first * x.n_cols / 4, tokens.scales + first * n_groups(x),
-                                  tokens.sums + first * n_groups(x), tokens.width};
-        QuantRows rows = x;
-        rows.codes = row_codes(x, row), rows.scales = row_scales(x, row), rows.sums = row_sums(x, row);
-        rows.n_rows = n_tokens;
+        const QuantRows rows = row_each ? one_row(x, int(&p - list.data())) : x;
+        // One token lies as packed ones do.
+        const PackedTokens packed =
+            n_tokens == 1 ? PackedTokens{rows.codes, rows.scales, rows.sums, 1} : tokens;
         auto multiply = [&](auto format) {
             multiply_blocks<decltype(format), Forms>(memory, n_tokens, packed, p, begin, end);
         };

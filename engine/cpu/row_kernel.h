@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/quant_matrix.h"
@@ -47,12 +48,12 @@ inline int32_t dot_group(const int8_t* x, const int8_t* w, int n) {
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-// outputs[j] = row t + j of x times a row of weights. group_size is a multiple of 4 * Isa::lanes. Adding up
-// the lanes of a vector takes several instructions, so four groups share them; the fp32 additions of a token
-// wait for each other, so two tokens go side by side. A zero point is the same for a whole group, so it is
-// taken off the sum of products, times the sum of x, rather than off each code.
+// out[j * stride] = row t + j of x times a row of weights. group_size is a multiple of 4 * Isa::lanes. Adding
+// up the lanes of a vector takes several instructions, so four groups share them; the fp32 additions of a
+// token wait for each other, so two tokens go side by side. A zero point is the same for a whole group, so it
+// is taken off the sum of products, times the sum of x, rather than off each code.
 template <class Isa, int n_tokens, bool in_place, int known_group_size>
-inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const CodeRow& w) {
+inline void dot_row(float* out, size_t stride, const QuantRows& x, int t, const CodeRow& w) {
     const int8_t *xr = row_codes(x, t), *wr = w.codes;
     const float *xs = row_scales(x, t), *ws = w.scales;
     const int32_t* x_sums = row_sums(x, t);
@@ -62,7 +63,7 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
     auto prefetch = [](const void* p) {
         if (in_place) __builtin_prefetch(p);
     };
-    for (int j = 0; j < n_tokens; j++) outputs[j] = 0;
+    float outputs[n_tokens] = {};
     int g = 0;
     for (; g + 4 <= n; g += 4) {
         typename Isa::Ints acc[n_tokens][4];
@@ -98,18 +99,19 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
             outputs[j] = fused_multiply_add(static_cast<float>(total), ws[g] * xs[j * n + g], outputs[j]);
         }
     }
+    for (int j = 0; j < n_tokens; j++) out[size_t(j) * stride] = outputs[j];
 }
 
 // out[t * stride] = row t of x times a row of weights, for all tokens.
-template <class Isa, bool in_place, int known_group_size>
+template <class Isa, bool in_place>
 inline void multiply_row(float* out, size_t stride, const QuantRows& x, const CodeRow& w) {
-    int t = 0;
-    for (float two[2]; t + 2 <= x.n_rows; t += 2) {
-        dot_row<Isa, 2, in_place, known_group_size>(two, x, t, w);
-        out[size_t(t) * stride] = two[0], out[size_t(t + 1) * stride] = two[1];
-    }
-    if (t == x.n_rows) return;
-    float one[1];
-    dot_row<Isa, 1, in_place, known_group_size>(one, x, t, w);
-    out[size_t(t) * stride] = one[0];
+    auto multiply = [&]<int known_group_size>(std::integral_constant<int, known_group_size>) {
+        int t = 0;
+        for (; t + 2 <= x.n_rows; t += 2)
+            dot_row<Isa, 2, in_place, known_group_size>(out + size_t(t) * stride, stride, x, t, w);
+        if (t < x.n_rows)
+            dot_row<Isa, 1, in_place, known_group_size>(out + size_t(t) * stride, stride, x, t, w);
+    };
+    x.group_size == 64 ? multiply(std::integral_constant<int, 64>())
+                       : multiply(std::integral_constant<int, 0>());
 }

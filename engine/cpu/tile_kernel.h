@@ -27,10 +27,10 @@
 
 // Activations of some tokens side by side, for a row of weights, or part of it.
 struct PackedTokens {
-    uint32_t* codes;  // [k / 4][token][k % 4] (NeonI8mm: [k / 8][token][k % 8])
-    float* scales;    // [group][token]
-    int32_t* sums;    // [group][token], of the group's codes
-    int width;        // tokens side by side, at most tile_tokens
+    const int8_t* codes;  // [k / 4][token][k % 4] (NeonI8mm: [k / 8][token][k % 8])
+    const float* scales;  // [group][token]
+    const int32_t* sums;  // [group][token], of the group's codes
+    int width;            // tokens side by side, at most tile_tokens
 };
 
 // Weights of a block, from one of its rows and one of its columns on.
@@ -221,14 +221,14 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
                 for (int v = 0; v < n_vectors; v++)
                     codes[v] = Format::operand(words[v], f, chains, zeros[v], mask[v], table);
                 for (int j = 0; j < n_tokens; j++) {
-                    const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
+                    const auto four = Isa::splat(load_as<int32_t>(x.codes + 4 * j));
                     for (int v = 0; v < n_vectors; v++) {
                         Ints& sum = acc[j][v][f % chains];
                         sum = Format::dot(sum, codes[v], four);
                         pin_register(sum);
                     }
                 }
-                x.codes += x.width;
+                x.codes += 4 * x.width;
             }
             w.codes += Format::unit * n_rows;
             if constexpr (Format::sparse) column += 4 * Format::fours;
@@ -300,23 +300,16 @@ constexpr int tile_width(int n_tokens) {
     return (n_tokens + n_tiles - 1) / n_tiles;
 }
 
-// Packs tokens t .. t + to.width - 1 of x. Those past the last get zeros.
+// Packs `width` tokens of x from token t on. Those past the last get zeros.
 template <class Isa>
-inline void pack_tokens(const PackedTokens& to, const QuantRows& x, int t) {
-    const int n_valid = std::min(to.width, x.n_rows - t), groups = n_groups(x);
-    auto pack = [&](auto* packed, const auto* rows, int n_words) {
-        if (to.width == Isa::tile_tokens)
-            return pack_words<Isa::tile_tokens>(packed, to.width, rows, n_words, n_valid, n_words, 0);
-        const auto* from = reinterpret_cast<const char*>(rows);
-        for (int j = 0; j < to.width; j++) {
-            for (int word = 0; word < n_words; word++) {
-                auto* place = packed + size_t(word) * to.width + j;
-                *place = 0;
-                if (j < n_valid) std::memcpy(place, from + 4 * (size_t(j) * n_words + word), 4);
-            }
-        }
+inline void pack_tokens(int8_t* codes, float* scales, int32_t* sums, int width, const QuantRows& x, int t) {
+    const int n_valid = std::min(width, x.n_rows - t), groups = n_groups(x);
+    auto pack = [&](void* to, const void* rows, int n_words) {
+        if (width == Isa::tile_tokens)
+            return pack_words<Isa::tile_tokens>(to, width, rows, n_words, n_valid, n_words, 0);
+        pack_each_word(to, width, rows, n_words, width, n_valid, n_words, 0);
     };
-    pack(to.codes, row_codes(x, t), x.n_cols / 4);
-    pack(to.scales, row_scales(x, t), groups);
-    pack(to.sums, row_sums(x, t), groups);
+    pack(codes, row_codes(x, t), x.n_cols / 4);
+    pack(scales, row_scales(x, t), groups);
+    pack(sums, row_sums(x, t), groups);
 }

@@ -51,7 +51,22 @@ __attribute__((always_inline)) inline void transpose(Words (&v)[n]) {
 }
 
 // Turns rows into columns: packed[word * columns + row] = rows[row * stride + word] ^ flip, in words of 4
-// bytes, for n rows (a power of two). Rows from n_valid on, which are not there, count as 0.
+// bytes, for n rows. Rows from n_valid on, which are not there, count as 0.
+inline void pack_each_word(void* packed, int columns, const void* rows, size_t stride, int n, int n_valid,
+                           int n_words, uint32_t flip) {
+    const char* from = static_cast<const char*>(rows);
+    char* to = static_cast<char*>(packed);
+    for (int row = 0; row < n; row++) {
+        for (int word = 0; word < n_words; word++) {
+            uint32_t value = 0;
+            if (row < n_valid) std::memcpy(&value, from + 4 * (row * stride + word), 4);
+            value ^= flip;
+            std::memcpy(to + 4 * (size_t(word) * columns + row), &value, 4);
+        }
+    }
+}
+
+// The same by squares of n words, a power of two, as far as there are whole ones.
 template <int n>
 inline void pack_words(void* packed, int columns, const void* rows, size_t stride, int n_valid, int n_words,
                        uint32_t flip) {
@@ -81,12 +96,6 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
             word += n_more;
         }
     }
-    for (; word < n_words; word++) {  // the specification, for the rest
-        for (int row = 0; row < n; row++) {
-            uint32_t value = 0;
-            if (row < n_valid) std::memcpy(&value, from + 4 * (row * stride + word), 4);
-            value ^= flip;
-            std::memcpy(to + 4 * (size_t(word) * columns + row), &value, 4);
-        }
-    }
+    pack_each_word(to + 4 * size_t(word) * columns, columns, from + 4 * word, stride, n, n_valid,
+                   n_words - word, flip);
 }
