@@ -35,5 +35,5 @@ class LineEditor {
     bool terminal_;
     std::string history_;
     size_t most_;
-    bool has_keys_ = false;  // libedit reads
+    [[maybe_unused]] bool has_keys_ = false;  // libedit reads, where it is compiled in
 };
