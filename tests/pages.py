@@ -132,18 +132,20 @@ def made_files() -> set[str]:
     named = {
         os.path.normpath(word) for word in re.findall(r"[\w./+-]+", listing) if not word.startswith(("/", ".venv"))
     }
-    return {name for name in named if (ROOT / name).is_file()} - tracked_files()
+    return {name for name in named if (ROOT / name).is_file()} - source_files()
 
 
 @cache
-def tracked_files() -> set[str]:
-    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def source_files() -> set[str]:
+    """Files that git has, or would take: a new one's tests pass before it is added."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for name in found.split("\0") if name and (ROOT / name).exists()}
 
 
 def copy_made(to: Path) -> Path:
     """A copy of this checkout in which nothing was typed but `make`."""
-    for name in tracked_files() | made_files():
+    for name in source_files() | made_files():
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, to / name)
     (to / ".venv").symlink_to(ROOT / ".venv")

@@ -18,7 +18,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.helpers import ROOT
-from tests.pages import tracked_files
+from tests.pages import source_files
 from tests.test_docs import DOCUMENTS, blocks
 from tools.library_sources import unpack
 
@@ -350,7 +350,7 @@ FETCHED_OTHERWISE = {
 
 def test_whatever_is_fetched_is_compared_with_a_hash():
     """All rules of make, scripts and modules but this one tell pip so; other lines that fetch are listed above."""
-    files = ["Makefile", ".ci/run", *(f for f in tracked_files() if re.match(r"(mk|tools)/|.*\.(py|sh)$", f))]
+    files = ["Makefile", ".ci/run", *(f for f in source_files() if re.match(r"(mk|tools)/|.*\.(py|sh)$", f))]
     assert len(files) > 200
     found = {}
     for name in sorted({*files} - {"tests/test_packages.py"}):

@@ -27,7 +27,7 @@ from gguf import GGUFReader
 
 from formats.checkpoint import Checkpoint
 from tests.helpers import DATA, ROOT, TINY
-from tests.pages import tracked_files
+from tests.pages import source_files
 from tests.test_docs import Block, blocks, sourced
 from tests.test_runq import determined
 
@@ -115,10 +115,10 @@ def follow(page: str, tree: Path) -> None:
 
 
 def changed_files(tree: Path) -> set[str]:
-    """Files of the checkout that are others in the tree."""
+    """Sources that are others in the tree."""
     return {
         name
-        for name in tracked_files()
+        for name in source_files()
         if not (tree / name).is_file() or (tree / name).read_bytes() != (ROOT / name).read_bytes()
     }
 
@@ -140,9 +140,9 @@ def run(tree: Path, *command: object, timeout: float = 900) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """A copy of what is tracked, in which the page was followed."""
+    """A copy of the sources, in which the page was followed."""
     folder = tmp_path_factory.mktemp("recipe") / "tree"
-    for name in tracked_files():
+    for name in source_files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(ROOT / ".venv")
