@@ -175,6 +175,7 @@ int run(Options o, const Program& program, const Streams& io) {
         const NewFile check(*o.trace);  // a path that cannot be written is noticed before anything runs
     }
     Prompt prompt(o, io.in);
+    if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
     Trace trace(o.trace_from.value_or(0));

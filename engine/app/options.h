@@ -297,13 +297,13 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         std::function<void()> read;
     };
     std::vector<Known> all_options = {
-        {"-i", "--prompt", [&] { o.prompt = option_text("--prompt", value()); }},
+        {"-i", "--prompt", [&] { o.prompt = value(); }},
         {"-f", "--file", [&] { o.file = value(); }},
         {"", "--ids", [&] { o.ids = parse_list(name, value()); }},
         {"-m", "--mode", [&] { o.chat = is_chat(); }},
         {"-n", "--steps", [&] { o.steps = whole(0, INT_MAX); }},
         {"-c", "--ctx", [&] { o.ctx = whole(1, INT_MAX); }},
-        {"-y", "--system", [&] { o.system = option_text("--system", value()), chat_only = "--system"; }},
+        {"-y", "--system", [&] { o.system = value(), chat_only = "--system"; }},
         {"-r", "--think", [&] { o.think = whole(0, 1) != 0, chat_only = "--think"; }},
         {"-t", "--temp", [&] { o.temp = real(0, 100); }},
         {"-k", "--top-k", [&] { o.top_k = whole(0, INT_MAX); }},

@@ -296,10 +296,13 @@ inline const char* prompt_option(const Options& o) {
 // which may take long.
 class Prompt {
   public:
-    Prompt(const Options& o, std::FILE* in) : option_(prompt_option(o)), text_(o.prompt) {
-        if (!o.file && o.prompt != "-") return;
-        file_.emplace(option_, o.file.value_or("-"), in);
-        file_->read(text_.emplace(), 1 << 16);
+    Prompt(const Options& o, std::FILE* in) : option_(prompt_option(o)) {
+        if (o.file || o.prompt == "-") {
+            file_.emplace(option_, o.file.value_or("-"), in);
+            file_->read(text_.emplace(), 1 << 16);
+        } else if (o.prompt) {
+            text_ = option_text("--prompt", *o.prompt);
+        }
     }
 
     // All of it, for this model. Throws UsageError if it is too long.

@@ -103,10 +103,11 @@ class NewFile {
     // What processes that were killed have left in the folder.
     void remove_left_over() const {
         std::error_code ignored;
-        for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
-            const std::string name = name_of(entry.path().filename());
-            if (name.starts_with(".runq-") && name.ends_with(".part") && entry.is_regular_file(ignored))
-                remove_stale(entry.path());
+        std::filesystem::directory_iterator entry(folder_, ignored);
+        for (; entry != std::filesystem::directory_iterator(); entry.increment(ignored)) {
+            const std::string name = name_of(entry->path().filename());
+            if (name.starts_with(".runq-") && name.ends_with(".part") && entry->is_regular_file(ignored))
+                remove_stale(entry->path());
         }
     }
 

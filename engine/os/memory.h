@@ -89,12 +89,15 @@ inline uint32_t sum_words(const uint32_t* words, size_t n) {
     typedef uint32_t Vector __attribute__((vector_size(16)));
     static_assert(4 * sizeof(Vector) == 64);
     const auto* v = reinterpret_cast<const Vector*>(words);
-    Vector sums[4]{};
+    Vector a{}, b{}, c{}, d{};
     for (size_t i = 0; i < n / 4; i += 4) {
         __builtin_prefetch(v + i + 256);
-        for (size_t j = 0; j < 4; j++) sums[j] += v[i + j];
+        a += v[i];
+        b += v[i + 1];
+        c += v[i + 2];
+        d += v[i + 3];
     }
-    const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const Vector sum = (a + b) + (c + d);
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 

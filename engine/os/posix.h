@@ -102,7 +102,8 @@ inline long disk_reads() {
 inline std::FILE* create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
 #ifdef O_TMPFILE
     if (access("/proc/self/fd", X_OK) == 0)  // by which give_name() finds it; not every chroot has it
-        return fdopen(open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666), "wb");
+        if (const int fd = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666); fd >= 0)
+            return fdopen(fd, "wb");
 #endif
     return nullptr;
 }

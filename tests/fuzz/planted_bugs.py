@@ -22,14 +22,14 @@ NO_LIMIT_OF_BOS = ("engine/model/model_file.h", '("bos_id", 0x6C, -1, c.vocab_si
                    '("bos_id", 0x6C, -1, 1 << 24)')  # fmt: skip
 ONE_PAGE_SHORT = (
     "engine/cpu/kv_cache.h",
-    "(size_t(context_) + page - 1) / page * page",
-    "(1 + (size_t(context_) - 1) / (2 * page)) * page",
+    "(size_t(context) + page - 1) / page * page",
+    "(1 + (size_t(context) - 1) / (2 * page)) * page",
 )
 BUGS = {
     "chat": ("engine/text/utf8.h", "while (!s.empty() && is_space(utf8_first(s).code))",
              "while (is_space(utf8_first(s).code))"),
     "encode": ("engine/text/tokenizer.h", "if (next[left] != none) previous", "previous"),
-    "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
+    "options": ("engine/app/options.h", "if (i + 1 >= argc) fail", "if (i >= argc) fail"),
     "section_built": ("engine/text/tokenizer.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("engine/text/vocabulary.h", "uint32_t(id) < token_flags_.size() && ", ""),
     "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));",
