@@ -109,9 +109,10 @@ def quantize_mx(x: np.ndarray, block: int = 32, element: Element = E4M3) -> MX:
     _, exponent = np.frexp(np.where(np.isfinite(amax), amax, 2.0**128))  # 2^(exponent - 1) <= amax < 2^exponent
     shared = np.where(amax == 0, -SCALE_BIAS, exponent - 1 - element.emax)
     scales = np.where(undefined, SCALE_NAN, np.maximum(shared, -SCALE_BIAS) + SCALE_BIAS).astype(np.uint8)
-    divisor = np.where(undefined, np.inf, scale_values(scales))[..., None]
     with np.errstate(invalid="ignore"):
-        codes = encode_elements(blocks / divisor, element)  # the quotient is exact in fp64, or 0 beside a NaN
+        scaled = blocks / scale_values(scales)[..., None]  # exact in fp64
+    beside_nan = undefined[..., None] & ~np.isnan(blocks)
+    codes = encode_elements(np.where(beside_nan, np.copysign(0, blocks), scaled), element)
     return MX(codes.reshape(x.shape), scales, element)
 
 

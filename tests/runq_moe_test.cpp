@@ -205,6 +205,13 @@ TEST_CASE("mxfp8: elements mean what the golden's do, and are quantized alike, b
     }
 }
 
+TEST_CASE("mxfp8: a NaN leaves zeros of the others' signs in its block") {  // as in tests/test_grouped.py
+    const std::vector<float> x{NAN, INFINITY, -INFINITY, -2, 3};
+    std::vector<uint8_t> codes(x.size());
+    CHECK(quantize_mx_block(codes.data(), x.data(), int(x.size())) == 255);
+    CHECK(codes == std::vector<uint8_t>{0x7f, 0, 0x80, 0x80, 0});
+}
+
 TEST_CASE("mxfp8: scale bytes mean what the golden's do") {
     const std::vector<uint8_t> scales = bytes_of(golden_ops().at("mx_scales.scales"));
     const std::vector<float> values = golden_ops().at("mx_scales.values").f32();

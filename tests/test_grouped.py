@@ -68,6 +68,15 @@ def test_floor_and_rounded_exponents_differ():
     assert dequantize_mx(quantize_mx(block)).tolist() == block.tolist()
 
 
+def test_a_nan_leaves_zeros_of_the_others_signs_in_its_block():
+    """Also of an infinity, which would otherwise be a NaN itself. tests/runq_moe_test.cpp has the same block."""
+    block = np.zeros((1, 32), F32)
+    block[0, :5] = np.nan, np.inf, -np.inf, -2, 3
+    mx = quantize_mx(block)
+    assert mx.scales.tolist() == [[255]]
+    assert mx.codes[0].tolist() == [0x7F, 0, 0x80, 0x80] + [0] * 28
+
+
 # ---- int4 by the MSD split
 
 
