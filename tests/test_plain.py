@@ -25,9 +25,10 @@ from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, dete
 # Lines of a program at most, and the part of them behind which its forward pass has ended. A change that needs more has
 # to say why. runq_moe: 200 more than without the ladder, of which 200 are runq_gptq's sections, for A8W4, too. All but
 # runq_awq: 45 for rotated models, which are a section of 32, two calls and a field of the header. runq_gptq and
-# runq_moe: 27 for nl4, 5 and 6 bits. runq_awq: 12 for a tile that suits the product.
+# runq_moe: 27 for nl4, 5 and 6 bits. runq_awq: 12 for a tile that suits the product, 16 for RoPE's angles, which over
+# the engine are this table, too (52 lines less there).
 LIMITS = {"runq": (1495, 795 / 1495), "runq_w8a8": (1645, 0.6), "runq_gptq": (1770, 0.6), "runq_moe": (2325, 0.6),
-          "runq_awq": (2587, 0.5)}  # fmt: skip
+          "runq_awq": (2603, 0.5)}  # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
 WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
 PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
