@@ -122,6 +122,28 @@ inline void expand_sparse(int8_t* to, const uint8_t* codes, const uint8_t* mask,
 #endif
 }
 
+// to (256,): the columns of a whole block of 128 codes of 4 bits, by 64 with zero points of their own.
+inline void expand_sparse_block(int8_t* to, const uint8_t* block, const uint8_t* mask,
+                                const uint8_t (&zeros)[4]) {
+#if defined(__AVX512VBMI2__) && !defined(RUNQ_SIMDE)
+    const __m512i bytes = _mm512_loadu_si512(block), low_half = _mm512_set1_epi8(15);
+    const __m512i low = _mm512_and_si512(bytes, low_half),
+                  high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low_half);
+    const __m512i kept[4] = {low, _mm512_shuffle_i64x2(low, low, 0xee), high,
+                             _mm512_shuffle_i64x2(high, high, 0xee)};
+    for (int g = 0; g < 4; g++) {
+        uint64_t ones;
+        std::memcpy(&ones, mask + 8 * g, sizeof ones);
+        const __m512i taken_off = _mm512_sub_epi8(kept[g], _mm512_set1_epi8(char(zeros[g])));
+        _mm512_storeu_si512(to + 64 * g, _mm512_maskz_expand_epi8(ones, taken_off));
+    }
+#else
+    uint8_t kept[128];
+    for (int j = 0; j < 64; j++) kept[j] = block[j] & 15, kept[64 + j] = block[j] >> 4;
+    for (int g = 0; g < 4; g++) expand_sparse(to + 64 * g, kept + 32 * g, mask + 8 * g, zeros[g]);
+#endif
+}
+
 // ----------------------------------------------------------------------------
 // Codes of 2 to 8 bits
 
@@ -169,12 +191,17 @@ inline void expand_sparse_columns(int8_t* to, const QuantMatrix& w, int i, int k
     const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w) + k / 8;
     const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
     const RowZeros zeros(w, i);
-    static thread_local std::vector<uint8_t> memory;
-    uint8_t* kept = scratch(memory, size_t(n) / 2);
-    unpack_codes<4>(kept, codes, n / 2);
-    UNROLL_BY(4)
-    for (int j = 0; j < n; j += 64)
-        expand_sparse(to + j, kept + j / 2, mask + j / 8, uint8_t(zeros[(k + j) >> shift]));
+    auto zero = [&](int j) { return uint8_t(zeros[(k + j) >> shift]); };
+    int j = 0;
+    for (; j + 256 <= n; j += 256) {
+        const uint8_t of_groups[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, of_groups);
+    }
+    if (j == n) return;
+    uint8_t kept[128];
+    unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
+    for (int b = 0; j + b < n; b += 64)
+        expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
 }
 
 // n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256
