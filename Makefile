@@ -135,11 +135,10 @@ help:
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
 	@echo
 	@echo 'Other machines'
-	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip sycl")'
+	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
 	@echo 'make test-ptx    what nvcc makes of the kernels, run on the CPU, where nvcc is: docs/ptx.md'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
-	@echo 'make test-sycl   the back end in SYCL, where icpx or acpp is (SYCLCXX=FILE)'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, predictions, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'

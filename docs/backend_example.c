@@ -1,5 +1,4 @@
 // A back end in plain loops, for matrices of 8 bits with a scale per row: see docs/backends.md.
-#include <math.h>
 #include <stdlib.h>
 
 #include "engine/backend/quant_gemm.h"
@@ -35,24 +34,6 @@ static int32_t load(void* context, const QuantGemmMatrix* w, int32_t in_place, v
     return (void)in_place, QUANT_GEMM_OK;
 }
 
-static int32_t quantize(void* context, const QuantGemmRows* rows, const float* values) {
-    const int size = rows->group_size, n_groups = rows->n_rows * (rows->n_cols / size);
-    for (int g = 0; g < n_groups; g++) {
-        const float* x = values + (size_t)g * size;
-        int8_t* codes = rows->codes + (size_t)g * size;
-        float amax = 0;
-        for (int i = 0; i < size; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-        const float ratio = 127 / amax, inv = isfinite(ratio) ? ratio : 0;
-        int32_t sum = 0;
-        for (int i = 0; i < size; i++) {
-            const float r = nearbyintf(x[i] * inv), low = r > -127 ? r : -127;
-            sum += codes[i] = (int8_t)(low < 127 ? low : 127);
-        }
-        rows->scales[g] = inv > 0 ? amax / 127 : 0, rows->sums[g] = sum;
-    }
-    return (void)context, QUANT_GEMM_OK;
-}
-
 static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* list,
                         int32_t n_products) {
     const int n_cols = x->n_cols, size = x->group_size, n_groups = n_cols / size;
@@ -75,8 +56,14 @@ static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmPr
     return (void)context, QUANT_GEMM_OK;
 }
 
-// Memory is the program's own, so that four functions need not be there.
-static const QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,        "example", rank, open_it, close_it, accepts, load, NULL, NULL, NULL, NULL,
-    quantize,           multiply, error_text};
+// Without `quantize`: the program does it.
+static const QuantGemmBackend backend = {.version = QUANT_GEMM_VERSION,
+                                         .name = "example",
+                                         .rank = rank,
+                                         .open = open_it,
+                                         .close = close_it,
+                                         .accepts = accepts,
+                                         .load = load,
+                                         .multiply = multiply,
+                                         .error_text = error_text};
 const QuantGemmBackend* quant_gemm_backend(void) { return &backend; }

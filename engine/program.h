@@ -45,7 +45,7 @@ inline bool fast_quantize(Int8Rows& out, int t, const float* x, const float* fix
 }
 // quantize() of all rows, likewise.
 inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
-    if (out.kernels != nullptr) return out.kernels->quantize(out, x, group_size), true;
+    if (out.kernels != nullptr && out.kernels->quantize(out, x, group_size)) return true;
     out.resize(x.n_rows, x.n_cols, group_size);
     if (x.n_rows > 0 && !fast_quantize(out, 0, x.row(0), fixed_scale)) return false;  // nor will the others
     parallel_for(x.n_rows - 1, [&](int i) { fast_quantize(out, i + 1, x.row(i + 1), fixed_scale); });
@@ -83,7 +83,7 @@ bool fast_matmul(const Int8Rows& x, const Products& products, bool row_each = fa
         list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
     }
     if (x.kernels == nullptr) return quant_matmul(in_groups(x, list[0].w.group_size), list, row_each);
-    x.kernels->multiply(list);
+    x.kernels->multiply(x.view(), list);
     return true;
 }
 

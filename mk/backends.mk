@@ -2,7 +2,7 @@
 #
 #     make portable       build/portable/MACHINE/: runq_gptq for any x86-64 (or aarch64), and in backends/ the shared
 #                         libraries of which it takes the best one. Copied as a whole, the folder runs elsewhere.
-#     make portable BACKENDS="opencl cuda hip sycl"            these as well: what is for GPUs
+#     make portable BACKENDS="opencl cuda hip"                 these as well: what is for GPUs
 #     make portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0      the same for another machine
 #     make portable BACKEND_O=-O1                              compiled in half the time, for tests
 # Of a compiler that is not installed yet, by its name.
@@ -32,13 +32,8 @@ ANY_CPU       = $(filter-out -march=%,$(CXXFLAGS_ALL)) $(ISA_portable) $(BACKEND
 BACKEND_FLAGS = $(filter-out -march=%,$(CXXFLAGS_ALL)) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(BACKEND_O)
 BACKEND_LINK  = -shared -Wl,--version-script=engine/backend/exports -Wl,-z,relro,-z,now,-z,defs
 
-# SYCL's compilers: Intel's icpx, AdaptiveCpp's acpp.
-SYCLCXX  ?= $(or $(shell command -v icpx 2>/dev/null),$(shell command -v acpp 2>/dev/null),acpp)
-HAS_SYCL := $(shell command -v $(SYCLCXX) 2>/dev/null)
-
-# Beside those on CPUs, for this machine: opencl, where its headers are (make build/packages-opencl), and sycl, where one of
-# its compilers is.
-BACKENDS ?= $(if $(findstring $(MACHINE),$(shell uname -m)),$(if $(wildcard /usr/include/CL/opencl.hpp),opencl) $(if $(HAS_SYCL),sycl))
+# Beside those on CPUs, for this machine: opencl, where its headers are (make build/packages-opencl).
+BACKENDS ?= $(if $(findstring $(MACHINE),$(shell uname -m)),$(if $(wildcard /usr/include/CL/opencl.hpp),opencl))
 .PHONY: portable
 portable: $(PORTABLE)/runq_gptq $(foreach b,$(CPU_BACKENDS) $(BACKENDS),$(call BACKEND_PATH,$b))
 
@@ -79,24 +74,6 @@ HIP_FLAGS := -x hip -std=c++20 -O3 $(ENGINE) -I. -fPIC -fvisibility=hidden -Wall
 $(call BACKEND_PATH,hip): engine/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) build/packages-hip
 	@mkdir -p $(@D)
 	$(HIPCC) $(HIP_FLAGS) $(BACKEND_LINK) $< -o $@
-
-# For the devices that the compiler compiles for when nothing says otherwise; ACPP_TARGETS, which acpp reads, names others.
-# Both compilers would contract products and sums, and icpx divide less exactly. A loop that is not vectorized is no error.
-SYCL_FLAGS = $(if $(findstring icpx,$(notdir $(SYCLCXX))),-fsycl -fp-model=precise) -ffp-contract=off -std=c++20 -O3 $(ENGINE) -I. -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wno-pass-failed
-$(call BACKEND_PATH,sycl): engine/backend/sycl.cpp engine/backend/exports $(HEADERS)
-	@mkdir -p $(@D)
-	$(SYCLCXX) $(SYCL_FLAGS) $(BACKEND_LINK) $< -o $@
-.PHONY: test-sycl
-NEEDS_test-sycl := BUILD PYTHON TEST
-ifneq ($(HAS_SYCL),)
-test-sycl: $(PORTABLE)/runq_gptq $(call BACKEND_PATH,portable) $(call BACKEND_PATH,sycl) build/engine_test $(VENV_READY) $(filter %.gptq-w8.bin %.gptq-w4.bin %.gptq-ladder.bin %.gptq-sparse.bin,$(TEST_MODELS))
-	$(PORTABLE)/runq_gptq build/models/tiny-llama.gptq-ladder.bin --info --backend sycl | grep '^kernel'
-	build/engine_test -tc='back ends*'
-	$(PY) -m pytest -q tests/test_backends.py -k sycl
-else
-test-sycl:
-	@echo 'there is no SYCL compiler here, icpx (of oneAPI) or acpp (github.com/AdaptiveCpp): put one into PATH, or name it by SYCLCXX=FILE'
-endif
 
 build/packages-hip build/packages-opencl: build/packages-%: build/packages
 	@$(call install,$(if $(filter hip,$*),$(PACKAGES_HIP),$(PACKAGES_OPENCL)))

@@ -113,8 +113,8 @@ test-fresh:
 # Formats, warnings as errors with two compilers, static analysis.
 CPP_FILES := $(wildcard *.cpp *.cu engine/*/*.h engine/*/*.cuh engine/*/*.cpp engine/backend/*.cu docs/*.c simt/*.h simt/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp tests/fuzz/*.h hw/*/*.cpp hw/*/*.h bench/*.cpp bench/*.cu bench/*.cuh)
 
-# opencl.cpp only where OpenCL's headers are; sycl.cpp is for compilers of its own.
-BACKEND_FILES := $(filter-out $(if $(filter opencl,$(BACKENDS)),,%/opencl.cpp) %/sycl.cpp,$(wildcard engine/backend/*.cpp engine/backend/*.cu))
+# opencl.cpp only where OpenCL's headers are.
+BACKEND_FILES := $(filter-out $(if $(filter opencl,$(BACKENDS)),,%/opencl.cpp),$(wildcard engine/backend/*.cpp engine/backend/*.cu))
 
 .PHONY: lint-format lint-g++ lint-clang++ lint-tidy
 lint: lint-format lint-g++ lint-clang++ lint-tidy

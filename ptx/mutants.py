@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant("mma of int8: registers of B exchanged", BACKEND, rf"(s8\.s32 {FOUR}, {FOUR}), \{{{R}, {R}\}}", r"\1, {\11, \10}"),
     Mutant("dp4a: one operand twice", BACKEND, rf"dp4a\.s32\.s32 {R}, {R}, {R}", r"dp4a.s32.s32 \1, \2, \2"),
     Mutant("shuffle: twice the distance", AWQ, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 2", "rmsnorm_kernel", 0),
-    Mutant("shuffle: another distance, in a group of 8", BACKEND, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 1", "quantize_groups", 0),
+    Mutant("shuffle: another distance, in a group of 2", BACKEND, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 2", "multiply_rows<Format<8,false,false>,32,1>", 4),
     Mutant("cp.async: waits for one group less", AWQ, r"wait_group 1", "wait_group 2"),
     Mutant("cp.async: waits for one group less, in awq_gemv", AWQ, r"wait_group 3", "wait_group 4", "awq_gemv<4,8>"),
     Mutant("cp.async: never waited for", AWQ, r"cp\.async\.wait_group \d;", ""),

@@ -30,22 +30,9 @@ TEST_CASE("the kernels of the GPU's back end: every access is inside, no two thr
             }
         }
     }
-    const std::vector<float> x = random_values(rng, 3 * 192);
-    const QuantGemmRows rows = {static_cast<int8_t*>(b.allocate(3 * 192)),
-                                static_cast<float*>(b.allocate(72)),
-                                static_cast<int32_t*>(b.allocate(72)),
-                                3,
-                                192,
-                                32};
-    const auto* values = static_cast<const float*>(b.upload(x.data(), x.size()));
-    CHECK(b.api->quantize(b.context, &rows, values) == QUANT_GEMM_OK);
-    std::vector<int8_t> codes(x.size());
-    std::vector<float> scales(18);
-    reference_quantize(codes.data(), scales.data(), x.data(), 3 * 192, 32);
-    CHECK(b.download<int8_t>(rows.codes, x.size()) == codes);
 }
 
-TEST_CASE("back ends with memory of their own: what no GPTQ file has is refused") {
+TEST_CASE("back ends on a device: what no GPTQ file has is refused") {
     Opened b(quant_gemm_backend());
     auto refused = [&](QuantMatrix w) { return b.api->accepts(b.context, &w) == QUANT_GEMM_UNSUPPORTED; };
     std::mt19937 rng(7);

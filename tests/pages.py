@@ -35,7 +35,7 @@ NEEDS = {
     "hours": "runs for more than some ten minutes, or takes gigabytes",
     "network": "fetches a model, or reads one that was fetched",
     "packages": "Debian packages that `make` does not install",
-    "CUDA": "nvcc, hipcc, a compiler of SYCL or a GPU",
+    "CUDA": "nvcc, hipcc or a GPU",
     "desk": "a Mac with Homebrew, or Windows with MSYS2",
     "NDK": "Android's compiler, and a phone",
     "torch": "a Python with torch and more",

@@ -441,8 +441,7 @@ def tree(tmp_path):
 
 
 # Goals that take no packages.
-NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh",
-           "test-sycl"}  # fmt: skip
+NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh"}
 
 
 def test_a_goal_asks_for_all_its_packages_at_once_and_first(tree):

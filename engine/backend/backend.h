@@ -48,17 +48,11 @@ inline std::map<std::string, std::filesystem::path> backends_in(const std::files
 
 // The name of a required function that a back end lacks, or null.
 inline const char* missing_function(const QuantGemmBackend& api) {
-    const bool copies = api.host_memory == 0;
     const std::pair<const char*, bool> needed[] = {{"rank", api.rank == nullptr},
                                                    {"open", api.open == nullptr},
                                                    {"close", api.close == nullptr},
                                                    {"accepts", api.accepts == nullptr},
                                                    {"load", api.load == nullptr},
-                                                   {"allocate", copies && api.allocate == nullptr},
-                                                   {"release", copies && api.release == nullptr},
-                                                   {"upload", copies && api.upload == nullptr},
-                                                   {"download", copies && api.download == nullptr},
-                                                   {"quantize", api.quantize == nullptr},
                                                    {"multiply", api.multiply == nullptr},
                                                    {"error_text", api.error_text == nullptr}};
     for (const auto& [name, is_missing] : needed)
@@ -82,12 +76,11 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
     return api;
 }
 
-// An open back end, the matrices that it was given, and its memory for activations. Each function throws
-// std::runtime_error with the back end's own text if it fails.
+// An open back end, and the matrices that it was given. Each function throws std::runtime_error with the back
+// end's own text if it fails.
 class Backend : public OtherKernels {
   public:
-    // keeps_codes: quantize() gives the program the codes and scales even if the back end has its own memory.
-    Backend(const QuantGemmBackend* api, bool keeps_codes) : api_(api), keeps_codes_(keeps_codes) {
+    explicit Backend(const QuantGemmBackend* api) : api_(api) {
         check("open", api->open(&context_, run_loop));
     }
     ~Backend() override { api_->close(context_); }
@@ -108,68 +101,23 @@ class Backend : public OtherKernels {
     // The i-th matrix that was loaded; it lives as long as this.
     const PackedMatrix* loaded(size_t i) const { return &loaded_[i]; }
 
-    void quantize(Int8Rows& out, const Rows& x, int group_size) override {
+    bool quantize(Int8Rows& out, const Rows& x, int group_size) override {
+        if (api_->quantize == nullptr) return false;
         out.resize(x.n_rows, x.n_cols, group_size);
-        const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
-        rows_ = {place(codes_, out.codes.data(), n_codes),
-                 place(scales_, out.scales.data(), n_groups),
-                 place(sums_, out.sums.data(), n_groups),
-                 x.n_rows,
-                 x.n_cols,
-                 group_size};
-        const float* from = place(x_, x.row(0), n_codes);
-        upload(x_.memory, x.row(0), n_codes);
-        check("quantize", api_->quantize(context_, &rows_, from));
-        if (copies_ && !keeps_codes_ && all_finite(x.row(0), n_codes)) return;
-        download(out.codes.data(), rows_.codes, n_codes);
-        download(out.scales.data(), rows_.scales, n_groups);
-        download(out.sums.data(), rows_.sums, n_groups);
+        check("quantize", api_->quantize(context_, out.codes.data(), out.scales.data(), out.sums.data(),
+                                         x.row(0), x.n_rows, x.n_cols, group_size));
         parallel_for(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); });
-        upload(rows_.scales, out.scales.data(), n_groups);
+        return true;
     }
 
     // All matrices have to be loaded.
-    void multiply(std::span<const QuantProduct> products) override {
+    void multiply(const QuantRows& x, std::span<const QuantProduct> products) override {
         std::vector<QuantGemmProduct> list;
-        outputs_.resize(std::max(outputs_.size(), products.size()));
-        const auto n_values = [&](const QuantProduct& p) {
-            return size_t(rows_.n_rows) * size_t(p.w.n_rows);
-        };
-        for (const QuantProduct& p : products)
-            list.push_back({place(outputs_[list.size()], p.out, n_values(p)), p.packed->loaded});
-        check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
-        for (size_t i = 0; i < list.size(); i++)
-            download(products[i].out, list[i].out, n_values(products[i]));
+        for (const QuantProduct& p : products) list.push_back({p.out, p.packed->loaded});
+        check("multiply", api_->multiply(context_, &x, list.data(), int32_t(list.size())));
     }
 
   private:
-    // Memory of the back end's.
-    struct Room {
-        void* memory = nullptr;
-        size_t n_bytes = 0;
-    };
-
-    // Where the back end keeps n values: where the program has them, or in a room, which grows if needed.
-    template <class T>
-    T* place(Room& room, T* of_program, size_t n) {
-        if (!copies_) return of_program;
-        if (const size_t n_bytes = n * sizeof(T); n_bytes > room.n_bytes) {
-            if (room.memory != nullptr) api_->release(context_, room.memory);
-            room = {};
-            check("allocate", api_->allocate(context_, &room.memory, n_bytes));
-            room.n_bytes = n_bytes;
-        }
-        return static_cast<T*>(room.memory);
-    }
-    // Copies n values, unless the back end uses the program's memory.
-    template <class T>
-    void upload(void* to, const T* from, size_t n) {
-        if (copies_) check("upload", api_->upload(context_, to, from, n * sizeof(T)));
-    }
-    template <class T>
-    void download(T* to, const void* from, size_t n) {
-        if (copies_) check("download", api_->download(context_, to, from, n * sizeof(T)));
-    }
     void check(const char* what, int32_t status) {
         if (status == QUANT_GEMM_OK) return;
         const char* text = api_->error_text();
@@ -178,27 +126,22 @@ class Backend : public OtherKernels {
     }
 
     const QuantGemmBackend* api_;
-    bool copies_ = api_->host_memory == 0;  // the back end has its own memory
-    bool keeps_codes_;
     void* context_ = nullptr;
     std::deque<PackedMatrix> loaded_;
-    QuantGemmRows rows_{};  // what quantize() made last
-    Room x_, codes_, scales_, sums_;
-    std::vector<Room> outputs_;
 };
 
 // The back end that --backend asks for, with all matrices loaded: by name; `auto`, the one that runs best
 // here; or `builtin`, none (null), and the program's own kernels run. What fails is reported through warn(one
 // line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name of no file is a
-// UsageError. in_place and keeps_codes: as Backend has them.
+// UsageError. in_place: as Backend::load() has it.
 template <class Warn>
 std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<const QuantMatrix> matrices,
-                                      bool in_place, bool keeps_codes, Warn warn) {
+                                      bool in_place, Warn warn) {
     if (choice == "builtin") return nullptr;
     const std::filesystem::path folder = backend_folder();
     const auto found = backends_in(folder);
     auto open = [&](const QuantGemmBackend* api) {
-        auto backend = std::make_unique<Backend>(api, keeps_codes);
+        auto backend = std::make_unique<Backend>(api);
         for (const QuantMatrix& w : matrices) backend->check_format(w);
         for (const QuantMatrix& w : matrices) backend->load(w, in_place);
         return backend;

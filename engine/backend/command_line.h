@@ -29,7 +29,7 @@ inline std::string choose_kernels(Transformer& m, const Options& options) {
         note(stderr, std::string(program_name) + ": " + printable(line) + "\n");
     };
     const std::string choice = options.own.at(backend_option.name);
-    if (std::shared_ptr<Backend> backend = open_backend(choice, views, !packs, m.trace != nullptr, warn)) {
+    if (std::shared_ptr<Backend> backend = open_backend(choice, views, !packs, warn)) {
         for (size_t i = 0; i < matrices.size(); i++) matrices[i]->packed = backend->loaded(i);
         m.state.xq.kernels = backend;
         return "back end " + std::string(backend->name());

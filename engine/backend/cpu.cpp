@@ -29,11 +29,9 @@ int32_t accepts(void*, const QuantGemmMatrix* w) {
                : cpu_fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
 }
 
-constexpr auto none = nullptr;  // no functions for memory, which is the program's
-constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,    NAME(BACKEND), rank, open, cpu_close,    accepts,
-    cpu_load,           none, none,          none, none, cpu_quantize, cpu_multiply,
-    error_text};
+constexpr QuantGemmBackend backend = {QUANT_GEMM_VERSION, NAME(BACKEND), rank,     open,
+                                      cpu_close,          accepts,       cpu_load, cpu_quantize,
+                                      cpu_multiply,       error_text};
 
 }  // namespace
 

@@ -60,27 +60,25 @@ int32_t cpu_load(void* context, const QuantGemmMatrix* w, int32_t in_place, void
     return no_memory();
 }
 
-int32_t cpu_quantize(void*, const QuantGemmRows* rows, const float* x) noexcept {
-    const int n = rows->n_cols, size = rows->group_size, groups = n / size;
-    parallel_for(rows->n_rows, [&](int t) {
-        int8_t* codes = rows->codes + size_t(t) * n;
-        float* scales = rows->scales + size_t(t) * groups;
-        int32_t* sums = rows->sums + size_t(t) * groups;
-        quantize_groups(codes, scales, sums, x + size_t(t) * n, n, size);
+int32_t cpu_quantize(void*, int8_t* codes, float* scales, int32_t* sums, const float* x, int32_t n_rows,
+                     int32_t n_cols, int32_t group_size) noexcept {
+    const size_t n_groups = size_t(n_cols / group_size);
+    parallel_for(n_rows, [&](size_t t) {
+        quantize_groups(codes + t * n_cols, scales + t * n_groups, sums + t * n_groups, x + t * n_cols,
+                        n_cols, group_size);
     });
     return QUANT_GEMM_OK;
 }
 
 int32_t cpu_multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products,
                      int32_t n_products) noexcept try {
-    const QuantRows rows{x->codes, x->scales, x->sums, x->n_rows, x->n_cols, x->group_size};
     std::vector<QuantProduct> list;
     for (int i = 0; i < n_products; i++) {
         list.push_back(*static_cast<const QuantProduct*>(products[i].matrix));
         list.back().out = products[i].out;
     }
-    if (quant_matmul(rows, list)) return QUANT_GEMM_OK;
-    for (const QuantProduct& p : list) multiply_plainly(rows, p);
+    if (quant_matmul(*x, list)) return QUANT_GEMM_OK;
+    for (const QuantProduct& p : list) multiply_plainly(*x, p);
     return QUANT_GEMM_OK;
 } catch (const std::bad_alloc&) {
     return no_memory();

@@ -2,18 +2,16 @@
 // laid out, the choice of a device, loading matrices into its memory, and the table of functions.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <new>
-#include <set>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "engine/backend/quant_gemm.h"
@@ -88,64 +86,75 @@ __device__ inline Place place_of(int k, int n, int bits) {
 // ----------------------------------------------------------------------------
 // The functions of a back end
 
-// The device of the highest rank; of equals, the first. Throws if none has one above 0.
-template <class Device>
-Device best_of(const std::vector<Device>& devices, int32_t (*rank_of)(const Device&), const char* kind) {
-    const auto best = std::max_element(devices.begin(), devices.end(), [&](const Device& a, const Device& b) {
-        return rank_of(a) < rank_of(b);
-    });
-    if (best != devices.end() && rank_of(*best) > 0) return *best;
-    throw DeviceError(QUANT_GEMM_NO_DEVICE,
-                      std::string("there is no ") + kind + " device whose arithmetic is IEEE 754's");
-}
-
-// An open Device with its memory, and the table of its functions. A device's rank(), allocate(n_bytes),
-// release(address), upload(to, from, n_bytes), download(to, from, n_bytes), quantize(rows, x) and
-// multiply(w, x, out), of one product, are as in QuantGemmBackend, but throw where they fail.
+// An open Device, loaded matrices, and the table of its functions. A device's rank(), allocate(n_bytes),
+// upload(to, from, n_bytes), download(to, from, n_bytes) and multiply(w, x, out), of one product in its own
+// memory, throw where they fail; release(address) does not.
 template <class Device>
 struct Context : Device {
-    std::set<void*> memory;                // allocated
-    std::deque<QuantGemmMatrix> matrices;  // loaded, with the addresses of their tables' copies
+    struct Release {
+        Device* device = nullptr;
+        void operator()(void* memory) const { device->release(memory); }
+    };
+    // Memory of the device.
+    struct Room {
+        std::unique_ptr<void, Release> address;
+        size_t n_bytes = 0;
+    };
+    std::vector<Room> tables;              // of matrices
+    std::deque<QuantGemmMatrix> matrices;  // loaded, with the addresses of their tables
+    Room codes, scales;                    // of activations
+    std::vector<Room> outputs;             // of each product
 
     explicit Context(QuantGemmRunLoop loop) : Device(loop) {}
-    ~Context() {
-        for (void* m : memory) guarded([&] { Device::release(m); });
-    }
-    Context(const Context&) = delete;
-    Context& operator=(const Context&) = delete;
 
-    void allocate(void** m, size_t n_bytes) { *m = *memory.insert(Device::allocate(n_bytes)).first; }
-    void release(void* m) {
-        memory.erase(m);
-        Device::release(m);
+    // The address of n values in a room, which grows if needed.
+    template <class T>
+    T* place(Room& room, size_t n) {
+        if (const size_t n_bytes = n * sizeof(T); n_bytes > room.n_bytes)
+            room = {{Device::allocate(n_bytes), {this}}, n_bytes};
+        return static_cast<T*>(room.address.get());
     }
+    template <class T>
+    T* copy(Room& room, const T* from, size_t n) {
+        T* to = place<T>(room, n);
+        Device::upload(to, from, n * sizeof(T));
+        return to;
+    }
+
     // accepts() has refused other scales.
     void load(const QuantGemmMatrix* w, int32_t, void** matrix) {
-        QuantGemmMatrix& m = matrices.emplace_back(*w);
-        const auto copy = [&](auto& address, size_t n_bytes) {
-            if (address == nullptr) return;
-            void* to = nullptr;
-            allocate(&to, n_bytes);
-            Device::upload(to, address, n_bytes);
-            address = static_cast<std::remove_reference_t<decltype(address)>>(to);
+        QuantGemmMatrix m = *w;
+        const auto copied = [&](auto* from, size_t n_bytes) {
+            const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+            return bytes == nullptr ? nullptr : copy(tables.emplace_back(), bytes, n_bytes);
         };
         const size_t n_rows = size_t(m.n_rows), groups = size_t(m.n_cols / m.group);
         const size_t n_codes = size_t(m.kind == QUANT_GEMM_SPARSE ? m.n_cols / 2 : m.n_cols);
         const size_t scale_bytes =
             m.scale_type == QUANT_GEMM_GROUP_FP16 ? groups * sizeof(uint16_t) : sizeof(float);
-        copy(m.codes, n_rows * n_codes * size_t(m.bits) / 8);
-        copy(m.scales, n_rows * scale_bytes);
-        copy(m.mask, n_rows * size_t(m.n_cols) / 8);
-        copy(m.zeros, n_rows * ((groups + 1) / 2));
-        copy(m.levels, n_rows * groups);
-        *matrix = &m;
+        m.codes = copied(m.codes, n_rows * n_codes * size_t(m.bits) / 8);
+        m.scales = copied(m.scales, n_rows * scale_bytes);
+        m.mask = copied(m.mask, n_rows * size_t(m.n_cols) / 8);
+        m.zeros = copied(m.zeros, n_rows * ((groups + 1) / 2));
+        m.levels = copied(m.levels, n_rows * groups);
+        *matrix = &matrices.emplace_back(m);
     }
-    void upload(void* to, const void* from, size_t n_bytes) { Device::upload(to, from, n_bytes); }
-    void download(void* to, const void* from, size_t n_bytes) { Device::download(to, from, n_bytes); }
-    void quantize(const QuantGemmRows* rows, const float* x) { Device::quantize(*rows, x); }
-    void multiply(const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n) {
-        for (const QuantGemmProduct* p = products; p < products + n; p++)
-            Device::multiply(*static_cast<const QuantGemmMatrix*>(p->matrix), *x, p->out);
+    void multiply(const QuantGemmRows* rows, const QuantGemmProduct* products, int32_t n) {
+        const size_t n_rows = size_t(rows->n_rows), n_groups = size_t(rows->n_cols / rows->group_size);
+        QuantGemmRows x = *rows;  // without `sums`, which no kernel of a device reads
+        x.codes = copy(codes, rows->codes, n_rows * size_t(rows->n_cols));
+        x.scales = copy(scales, rows->scales, n_rows * n_groups);
+        std::vector<float*> at;
+        for (const QuantGemmProduct* p = products; p < products + n; p++) {
+            const auto& w = *static_cast<const QuantGemmMatrix*>(p->matrix);
+            if (at.size() == outputs.size()) outputs.emplace_back();
+            at.push_back(place<float>(outputs[at.size()], n_rows * size_t(w.n_rows)));
+            Device::multiply(w, x, at.back());
+        }
+        for (size_t i = 0; i < at.size(); i++) {
+            const auto& w = *static_cast<const QuantGemmMatrix*>(products[i].matrix);
+            Device::download(products[i].out, at[i], n_rows * size_t(w.n_rows) * sizeof(float));
+        }
     }
 
     // A function of the table that calls a member of the context.
@@ -168,11 +177,6 @@ struct Context : Device {
         f.close = [](void* context) { delete static_cast<Context*>(context); };
         f.accepts = accepts;
         f.load = call<&Context::load>;
-        f.allocate = call<&Context::allocate>;
-        f.release = [](void* context, void* m) { call<&Context::release>(context, m); };
-        f.upload = call<&Context::upload>;
-        f.download = call<&Context::download>;
-        f.quantize = call<&Context::quantize>;
         f.multiply = call<&Context::multiply>;
         f.error_text = error_text;
         return &f;

@@ -118,44 +118,6 @@ __device__ int dot16(uint4 a, uint4 b, int sum) {
 // ----------------------------------------------------------------------------
 // Kernels
 
-// Eight threads for each group.
-constexpr int quantize_threads = 128;
-__global__ void quantize_groups(QuantGemmRows rows, const float* x, int n_groups) {
-    const int g = int(blockIdx.x * quantize_threads + threadIdx.x) / 8, part = int(threadIdx.x) % 8;
-    const int n = rows.group_size / 8;
-    float amax = 0;
-    if (g < n_groups) {
-        const float* from = x + size_t(g) * size_t(rows.group_size) + part * n;
-        for (int i = 0; i < n; i++) {
-            const float magnitude = fabsf(from[i]);
-            amax = magnitude > amax ? magnitude : amax;  // NaN: keeps amax
-        }
-    }
-    for (int d = 4; d > 0; d /= 2) {
-        const float other = __shfl_xor_sync(all_lanes, amax, d, 8);
-        amax = other > amax ? other : amax;
-    }
-    const float ratio = 127.0f / amax;
-    const bool usable = ratio > 0 && ratio <= 3.402823466e38f;
-    const float inv = usable ? ratio : 0;
-    int sum = 0;
-    if (g < n_groups) {
-        const float* from = x + size_t(g) * size_t(rows.group_size) + part * n;
-        int8_t* to = rows.codes + size_t(g) * size_t(rows.group_size) + part * n;
-        for (int i = 0; i < n; i++) {
-            const float r = rintf(from[i] * inv);
-            const float low = r > -127.0f ? r : -127.0f;  // NaN: -127
-            const int code = int(low < 127.0f ? low : 127.0f);
-            to[i] = int8_t(code);
-            sum += code;
-        }
-    }
-    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d, 8);
-    if (g >= n_groups || part != 0) return;
-    rows.scales[g] = usable ? amax / 127.0f : 0.0f;
-    rows.sums[g] = sum;
-}
-
 // out[t][i] for n_tokens tokens from t0 on: a warp of `lanes` threads takes a row. A thread takes sixteen
 // columns at a time, so that two threads, or four, have a group.
 constexpr int block_warps = 4;
@@ -331,11 +293,6 @@ struct Gpu {
         check(cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost));
     }
 
-    void quantize(const QuantGemmRows& rows, const float* x) {
-        const int n_groups = rows.n_rows * (rows.n_cols / rows.group_size);
-        const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
-        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, rows, x, n_groups);
-    }
     void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
         auto* run = w.bits == 8           ? multiply_matrix<Format<8, false, false>>
                     : w.mask != nullptr   ? multiply_matrix<Format<4, true, false>>

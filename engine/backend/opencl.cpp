@@ -97,29 +97,6 @@ __kernel void multiply(__global const uchar* codes, __global const uchar* mask, 
     for (int j = 0; j < ITEMS; j++) sum += parts[j][item];
     out[(ulong)(t0 + item) * n_rows + i] = sum;
 }
-
-// An item for each group.
-__kernel void quantize(__global const float* x, __global char* codes, __global float* scales,
-                       __global int* sums, int group_size) {
-    const int g = get_global_id(0);
-    x += (ulong)g * group_size;
-    codes += (ulong)g * group_size;
-    float amax = 0;
-    for (int i = 0; i < group_size; i++) amax = fabs(x[i]) > amax ? fabs(x[i]) : amax;
-    const float ratio = 127.0f / amax;
-    const int usable = ratio > 0 && ratio <= FLT_MAX;
-    const float inv = usable ? ratio : 0;
-    int sum = 0;
-    for (int i = 0; i < group_size; i++) {
-        const float r = rint(x[i] * inv);
-        const float low = r > -127.0f ? r : -127.0f;
-        const int code = (int)(low < 127.0f ? low : 127.0f);
-        codes[i] = (char)code;
-        sum += code;
-    }
-    scales[g] = usable ? amax / 127.0f : 0.0f;
-    sums[g] = sum;
-}
 )";
 
 void check(cl_int error) {
@@ -130,29 +107,34 @@ void check(cl_int error) {
                       "OpenCL error " + std::to_string(error));
 }
 
-// A device has to divide as IEEE 754 says and to keep subnormals, so that scales are exact.
+// A device has to keep subnormals: products of scales may be as small.
 int32_t rank_of(const cl::Device& device) {
-    constexpr cl_device_fp_config needed = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT | CL_FP_DENORM;
-    if ((device.getInfo<CL_DEVICE_SINGLE_FP_CONFIG>() & needed) != needed) return 0;
+    if ((device.getInfo<CL_DEVICE_SINGLE_FP_CONFIG>() & CL_FP_DENORM) == 0) return 0;
     const bool is_gpu = (device.getInfo<CL_DEVICE_TYPE>() & CL_DEVICE_TYPE_GPU) != 0;
     return is_gpu ? 100 : 1;  // a CPU has faster back ends
 }
 
+// The device of the highest rank; of equals, the first.
 cl::Device best_device() {
     std::vector<cl::Platform> platforms;
-    std::vector<cl::Device> all, some;
+    std::vector<cl::Device> devices;
+    cl::Device best;
+    int32_t best_rank = 0;
     cl::Platform::get(&platforms);
-    for (const cl::Platform& platform : platforms)
-        if (platform.getDevices(CL_DEVICE_TYPE_ALL, &some) == CL_SUCCESS)
-            all.insert(all.end(), some.begin(), some.end());
-    return best_of(all, rank_of, "OpenCL");
+    for (const cl::Platform& platform : platforms) {
+        if (platform.getDevices(CL_DEVICE_TYPE_ALL, &devices) != CL_SUCCESS) continue;
+        for (const cl::Device& device : devices)
+            if (const int32_t rank = rank_of(device); rank > best_rank) best = device, best_rank = rank;
+    }
+    if (best_rank > 0) return best;
+    throw DeviceError(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device that keeps subnormals");
 }
 
 // Addresses are cl_mem.
 struct OpenCl {
     cl::Context context;
     cl::CommandQueue queue;
-    cl::Kernel multiply_kernel, quantize_kernel;
+    cl::Kernel multiply_kernel;
 
     static int32_t rank() { return rank_of(best_device()); }
     explicit OpenCl(QuantGemmRunLoop) {
@@ -162,49 +144,42 @@ struct OpenCl {
         context = made(cl::Context(device, nullptr, nullptr, nullptr, &e));
         queue = made(cl::CommandQueue(context, device, 0, &e));
         cl::Program program = made(cl::Program(context, kernels, false, &e));
-        if (program.build({device}, "-cl-fp32-correctly-rounded-divide-sqrt") != CL_SUCCESS)
+        if (program.build({device}) != CL_SUCCESS)
             throw std::runtime_error("the kernels do not compile: " +
                                      program.getBuildInfo<CL_PROGRAM_BUILD_LOG>(device));
         multiply_kernel = made(cl::Kernel(program, "multiply", &e));
-        quantize_kernel = made(cl::Kernel(program, "quantize", &e));
     }
 
     void* allocate(size_t n_bytes) {
         cl_int e = CL_SUCCESS;
-        cl_mem m = clCreateBuffer(context(), CL_MEM_READ_WRITE, std::max<size_t>(n_bytes, 1), nullptr, &e);
+        cl_mem m = clCreateBuffer(context(), CL_MEM_READ_WRITE, n_bytes, nullptr, &e);
         check(e);
         return m;
     }
     void release(void* memory) { clReleaseMemObject(static_cast<cl_mem>(memory)); }
     void upload(void* to, const void* from, size_t n_bytes) {
-        if (n_bytes == 0) return;
         check(clEnqueueWriteBuffer(queue(), static_cast<cl_mem>(to), CL_TRUE, 0, n_bytes, from, 0, nullptr,
                                    nullptr));
     }
     void download(void* to, const void* from, size_t n_bytes) {
-        if (n_bytes == 0) return;
         cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
         check(clEnqueueReadBuffer(queue(), m, CL_TRUE, 0, n_bytes, to, 0, nullptr, nullptr));
     }
 
     // Arguments: addresses, each a cl_mem or null, and ints.
     template <class... Arguments>
-    void run(cl::Kernel& kernel, cl::NDRange global, cl::NDRange local, Arguments... arguments) {
+    void run(cl::NDRange global, cl::NDRange local, Arguments... arguments) {
         cl_uint i = 0;
-        (check(kernel.setArg(i++, sizeof arguments, &arguments)), ...);
-        check(queue.enqueueNDRangeKernel(kernel, cl::NullRange, global, local));
-    }
-    void quantize(const QuantGemmRows& rows, const float* x) {
-        const size_t n = size_t(rows.n_rows) * size_t(rows.n_cols / rows.group_size);
-        run(quantize_kernel, n, cl::NullRange, x, rows.codes, rows.scales, rows.sums, rows.group_size);
+        (check(multiply_kernel.setArg(i++, sizeof arguments, &arguments)), ...);
+        check(queue.enqueueNDRangeKernel(multiply_kernel, cl::NullRange, global, local));
     }
     void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
         const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
                   halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
         const size_t token_groups = (size_t(x.n_rows) + tokens_at_once - 1) / tokens_at_once;
-        run(multiply_kernel, {size_t(w.n_rows) * items, token_groups}, {items, 1}, w.codes, w.mask, w.scales,
-            w.zeros, w.levels, w.bits, sparse, two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size,
-            x.codes, x.scales, x.n_rows, out);
+        run({size_t(w.n_rows) * items, token_groups}, {items, 1}, w.codes, w.mask, w.scales, w.zeros,
+            w.levels, w.bits, sparse, two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size, x.codes,
+            x.scales, x.n_rows, out);
     }
 };
 

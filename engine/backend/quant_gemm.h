@@ -2,25 +2,21 @@
    matrices by them, on some kind of processor. In plain C, so that anything can be on either side.
    docs/backends.md shows how to write one.
 
-   A back end exports one function, quant_gemm_backend(), which returns a table of functions. Memory is the
-   back end's: it hands out opaque addresses, which the program stores and passes back as they are, without
-   arithmetic. Where they are ordinary memory (host_memory), any address of the program's will do for
-   activations and outputs, and nothing has to be uploaded or downloaded.
+   A back end exports one function, quant_gemm_backend(), which returns a table of functions. Activations and
+   outputs are in the program's memory; a back end on a device copies what it needs.
 
-   One thread at a time calls a back end. Calls take effect in their order. quantize and multiply may return
-   before their work is done; download waits for it, and upload has read its source when it returns. Where
-   there is nothing to download (host_memory), everything is done on return. No exception leaves a function.
-   One that can fail returns a QuantGemmStatus; 0 is success. None is null, but that allocate, release,
-   upload and download may be where there is nothing to download. */
+   One thread at a time calls a back end, and what a function does is done when it returns. No exception
+   leaves a function. One that can fail returns a QuantGemmStatus; 0 is success. None is null, but that
+   quantize may be. */
 #ifndef QUANT_GEMM_H
 #define QUANT_GEMM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/cpu/quant_gemm_matrix.h" /* QuantGemmMatrix */
+#include "engine/cpu/quant_gemm_matrix.h" /* QuantGemmMatrix, QuantGemmRows */
 
-#define QUANT_GEMM_VERSION 6 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 7 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -29,14 +25,6 @@ typedef enum QuantGemmStatus {
     QUANT_GEMM_UNSUPPORTED = 3, /* a format, or a group size, that this back end does not multiply */
     QUANT_GEMM_FAILED = 4       /* anything else: error_text() says what */
 } QuantGemmStatus;
-
-/* Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size]. */
-typedef struct QuantGemmRows {
-    int8_t* codes; /* (n_rows, n_cols), each in -127..127 */
-    float* scales; /* (n_rows, n_cols / group_size) */
-    int32_t* sums; /* (n_rows, n_cols / group_size), the sum of each group's codes */
-    int32_t n_rows, n_cols, group_size;
-} QuantGemmRows;
 
 /* One of the products that read the same activations x. With acc[g] the exact int32 sum, over group g of
    group_size columns, of x's codes times w's (code, code - zero, ...), out[t][i] is the fp32 sum over g of
@@ -54,9 +42,8 @@ typedef void (*QuantGemmLoopBody)(void* argument, int64_t begin, int64_t end);
 typedef void (*QuantGemmRunLoop)(int64_t n, QuantGemmLoopBody body, void* argument);
 
 typedef struct QuantGemmBackend {
-    uint32_t version;     /* QUANT_GEMM_VERSION, first in every version */
-    uint32_t host_memory; /* 1: addresses are the program's own */
-    const char* name;     /* as in --backend and in the file's name, quant_gemm_NAME.so */
+    uint32_t version; /* QUANT_GEMM_VERSION, first in every version */
+    const char* name; /* as in --backend and in the file's name, quant_gemm_NAME.so */
 
     /* How well this back end runs here; the program takes the highest. 0: not at all. 1: only by name. CPUs
        have 10 to 99, GPUs 100 and more. Called before open, and on any processor: it must not use an
@@ -66,27 +53,24 @@ typedef struct QuantGemmBackend {
     /* *context is what the other functions take. run_loop: the program's threads, for a back end that needs
        some; valid as long as the program. */
     int32_t (*open)(void** context, QuantGemmRunLoop run_loop);
-    void (*close)(void* context); /* matrices, and memory that was not released, go with it */
+    void (*close)(void* context); /* loaded matrices go with it */
 
     /* Whether multiply() takes such matrices: QUANT_GEMM_UNSUPPORTED if not. Asked for all of a model's
        before any is loaded. */
     int32_t (*accepts)(void* context, const QuantGemmMatrix* w);
 
-    /* *matrix is what multiply() takes for w: a copy in the back end's memory, in its own layout. If
-       `in_place` is 1 and any address of the program's will do (host_memory), w is read where it lies, and
-       nothing is copied; its memory stays. Matrices are there until close(). */
+    /* *matrix is what multiply() takes for w: a copy, in the layout and the memory that suit the back end. If
+       `in_place` is 1, a back end on a CPU reads w where it lies, and copies nothing; its memory stays.
+       Matrices are there until close(). */
     int32_t (*load)(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix);
 
-    int32_t (*allocate)(void* context, void** memory, size_t n_bytes); /* for any type; contents undefined */
-    void (*release)(void* context, void* memory);
-    int32_t (*upload)(void* context, void* to, const void* from, size_t n_bytes); /* `from`: the program's */
-    int32_t (*download)(void* context, void* to, const void* from, size_t n_bytes); /* `to`: the program's */
-
-    /* Fills in the codes, scales and sums of `rows`, whose sizes are set, from x, (n_rows, n_cols) fp32. Of
-       each group amax is the largest magnitude, NaN not counting; inv = 127 / amax; a code is x * inv,
-       rounded half to even and clamped to -127..127, NaN to -127; the scale is amax / 127. Where inv is
-       not finite (amax 0, or below 3.74e-37), scale and inv are 0. Every operation is rounded to fp32. */
-    int32_t (*quantize)(void* context, const QuantGemmRows* rows, const float* x);
+    /* Writes the codes, scales and sums of QuantGemmRows for x, (n_rows, n_cols) fp32. Null: the program does
+       it, by what any processor has; a back end for some CPU does it faster. Of each group amax is the
+       largest magnitude, NaN not counting; inv = 127 / amax; a code is x * inv, rounded half to even and
+       clamped to -127..127, NaN to -127; the scale is amax / 127. Where inv is not finite (amax 0, or
+       below 3.74e-37), scale and inv are 0. Every operation is rounded to fp32. */
+    int32_t (*quantize)(void* context, int8_t* codes, float* scales, int32_t* sums, const float* x,
+                        int32_t n_rows, int32_t n_cols, int32_t group_size);
 
     /* Products of x with loaded matrices that have its n_cols and group_size. */
     int32_t (*multiply)(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,

@@ -1,5 +1,5 @@
-/* A quantized matrix, as kernels and back ends take it. In plain C, as a part of the interface to back ends,
-   engine/backend/quant_gemm.h. */
+/* A quantized matrix and the activations that it is multiplied by, as kernels and back ends take them. In
+   plain C, for the latter: engine/backend/quant_gemm.h. */
 #ifndef QUANT_GEMM_MATRIX_H
 #define QUANT_GEMM_MATRIX_H
 
@@ -40,5 +40,13 @@ typedef struct QuantGemmMatrix {
     int32_t group;          /* columns that share a scale: n_cols, or a multiple of group_size */
     int32_t group_size;     /* activations that share a scale; divides n_cols */
 } QuantGemmMatrix;
+
+/* Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size]. */
+typedef struct QuantGemmRows {
+    const int8_t* codes; /* (n_rows, n_cols), each in -127..127 */
+    const float* scales; /* (n_rows, n_cols / group_size) */
+    const int32_t* sums; /* (n_rows, n_cols / group_size), the sum of each group's codes */
+    int32_t n_rows, n_cols, group_size;
+} QuantGemmRows;
 
 #endif

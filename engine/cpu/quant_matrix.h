@@ -16,6 +16,7 @@
 #include "engine/cpu/vector.h"
 
 using QuantMatrix = QuantGemmMatrix;
+using QuantRows = QuantGemmRows;
 
 // A sum of this many products of codes stays within int32: 2^16 * 127 * 128 < 2^31.
 constexpr int max_group_size = 1 << 16;
@@ -49,13 +50,6 @@ requires(!has_few_bits<Matrix>) QuantMatrix view_of(const Matrix& m) {
     return int8_matrix(m.codes, m.scales, m.n_rows, m.n_cols, m.group_size);
 }
 
-// Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].
-struct QuantRows {
-    const int8_t* codes;  // (n_rows, n_cols), each in -127..127
-    const float* scales;  // (n_rows, n_groups)
-    const int32_t* sums;  // (n_rows, n_groups), the sum of each group's codes
-    int n_rows, n_cols, group_size;
-};
 inline int n_groups(const QuantRows& x) { return x.n_cols / x.group_size; }
 inline const int8_t* row_codes(const QuantRows& x, int t) { return x.codes + size_t(t) * x.n_cols; }
 inline const float* row_scales(const QuantRows& x, int t) { return x.scales + size_t(t) * n_groups(x); }

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <deque>
 #include <exception>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -64,15 +65,12 @@ int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
     });
 }
 
-int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
+int32_t quantize(void* context, int8_t* codes, float* scales, int32_t* sums, const float* x, int32_t n_rows,
+                 int32_t n_cols, int32_t group_size) {
     return guarded([&] {
-        of(context).rtl.quantize(rows->codes, rows->scales, x, rows->n_rows, rows->n_cols, rows->group_size,
-                                 nullptr);
-        for (int g = 0; g < rows->n_rows * (rows->n_cols / rows->group_size); g++) {
-            const int8_t* codes = rows->codes + size_t(g) * size_t(rows->group_size);
-            rows->sums[g] = 0;
-            for (int i = 0; i < rows->group_size; i++) rows->sums[g] += codes[i];
-        }
+        of(context).rtl.quantize(codes, scales, x, n_rows, n_cols, group_size, nullptr);
+        for (size_t g = 0; g < size_t(n_rows) * size_t(n_cols / group_size); g++)
+            sums[g] = std::accumulate(codes + g * group_size, codes + (g + 1) * group_size, 0);
         return QUANT_GEMM_OK;
     });
 }
@@ -90,10 +88,8 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 
 const char* error_text() { return latest_error.c_str(); }
 
-constexpr auto none = nullptr;  // no functions for memory, which is the program's
-const QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,        "rtl",     rank, open, close, accepts, load, none, none, none, none,
-    quantize,           multiply, error_text};
+const QuantGemmBackend backend = {QUANT_GEMM_VERSION, "rtl",    rank,      open, close, accepts, load,
+                                  quantize,           multiply, error_text};
 
 }  // namespace
 
