@@ -2,7 +2,7 @@
 
     sudo .venv/bin/python -m bench.memory_limit MODEL.bin [MODEL.bin ...] [--shares 100 75 50 25] [--steps N]
 
-runq_moe reads the file where it lies (--mmap) within a memory control group (cgroup v1 or v2) whose limit is a share of
+runq_moe reads the file where it lies (--mmap) within a memory control group (cgroup v2) whose limit is a share of
 the file's size, and room for the program itself. The file is taken out of memory before each run, as its pages are
 charged to whoever read them first. A prompt of 128 tokens, which is not counted, goes to nearly all experts and fills
 memory. Models with random weights are what bench.make_model writes; with --skew a quarter of the experts gets most
@@ -24,16 +24,13 @@ GROUP = "runq-memory-limit"
 OWN_BYTES = 400 << 20  # of the program: a chunk of tokens, the cache
 
 
-def group_folder() -> tuple[Path, str]:
-    """The folder of a memory control group, made, and the name of its limit. Raises OSError where there is none."""
-    for folder, name in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        with suppress(OSError):
-            (folder / GROUP).mkdir(exist_ok=True)
-            if (folder / GROUP / name).exists():
-                return folder / GROUP, name
+def group_folder() -> Path:
+    """The folder of a memory control group, made. Raises OSError where there is none."""
+    folder = Path("/sys/fs/cgroup") / GROUP
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        if (folder / "memory.max").exists():
+            return folder
     raise OSError("there is no memory control group here that this user may make: it takes Linux, and root")
 
 
@@ -61,13 +58,13 @@ def speed_of(model: Path, steps: int, folder: Path) -> float:
 
 def measure(args: argparse.Namespace) -> None:
     """Prints the table. Raises OSError without a control group, RuntimeError if a run fails."""
-    folder, limit = group_folder()
+    folder = group_folder()
     print("| tokens/s | " + " | ".join(f"{share} %" for share in args.shares) + " |")
     print("|---|" + "---:|" * len(args.shares))
     for model in args.models:
         cells = []
         for share in args.shares:
-            (folder / limit).write_text(str(model.stat().st_size * share // 100 + OWN_BYTES))
+            (folder / "memory.max").write_text(str(model.stat().st_size * share // 100 + OWN_BYTES))
             speeds = [speed_of(model, args.steps, folder) for _ in range(args.rounds)]
             cells.append(f"{statistics.median(speeds):.1f}")
         print(f"| {model.stem} | " + " | ".join(cells) + " |", flush=True)

@@ -37,7 +37,7 @@ LIBS += -ledit
 PACKAGES_BUILD += libedit-dev
 endif
 endif
-LIBS += $(if $(WINDOWS),-lshell32)
+LIBS += $(if $(WINDOWS),-lshell32 -lsynchronization)
 PACKAGES_PYTHON := python3-venv
 PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev tmux
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user

@@ -103,8 +103,8 @@ DESK_CXX_windows          := $(ZIG) c++ -target x86_64-windows-gnu
 DESK_CC_windows           := $(ZIG) cc -target x86_64-windows-gnu
 DESK_ANY_windows          := -march=x86_64
 DESK_ISA_windows          := -march=x86_64_v3
-DESK_LINK_windows         := -static -lshell32 -s
-DESK_LIBRARY_windows      := -s
+DESK_LINK_windows         := -static -lshell32 -lapi-ms-win-core-synch-l1-2-0 -s
+DESK_LIBRARY_windows      := -lapi-ms-win-core-synch-l1-2-0 -s
 DESK_READY_windows        := $(ZIG_FOLDER)/ready
 DESK_EXE_windows          := .exe
 DESK_DLL_windows          := .dll
@@ -114,8 +114,8 @@ DESK_CXX_windows-mingw      := $(MINGW)-g++-posix -Wa,-muse-unaligned-vector-mov
 DESK_CC_windows-mingw       := $(MINGW)-gcc-posix
 DESK_ANY_windows-mingw      := -march=x86-64
 DESK_ISA_windows-mingw      := -march=x86-64-v3
-DESK_LINK_windows-mingw     := -static -lshell32 -s
-DESK_LIBRARY_windows-mingw  := -static -s
+DESK_LINK_windows-mingw     := -static -lshell32 -lsynchronization -s
+DESK_LIBRARY_windows-mingw  := -static -lsynchronization -s
 DESK_READY_windows-mingw    := build/packages-mingw
 DESK_EXE_windows-mingw      := .exe
 DESK_DLL_windows-mingw      := .dll

@@ -257,7 +257,7 @@ def test_windows_programs_need_nothing_beside_them(kind, program):
         ["x86_64-w64-mingw32-objdump", "-p", exe(kind, program)], capture_output=True, text=True, check=True
     ).stdout
     libraries = {name.lower() for name in re.findall(r"DLL Name: (\S+)", printed)}
-    system = {"kernel32.dll", "shell32.dll", "msvcrt.dll", "ntdll.dll"}
+    system = {"kernel32.dll", "shell32.dll", "msvcrt.dll", "ntdll.dll", "api-ms-win-core-synch-l1-2-0.dll"}
     assert libraries
     assert {name for name in libraries if not name.startswith("api-ms-win-crt-")} <= system
 

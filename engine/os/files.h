@@ -1,5 +1,4 @@
-// Files mapped into memory, and new files that replace the old ones as a whole or not at all, whatever ends
-// the process while they are written.
+// Files mapped into memory, and new files that replace the old ones as a whole or not at all.
 #pragma once
 
 #include <cerrno>
@@ -7,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,27 @@ inline void drop_mapped(const void* p, size_t n) {
 // Starts to read them from the disk: they are used soon.
 inline void want_mapped(const void* p, size_t n) { want_pages(mapped_pages(p, n)); }
 
+// A whole file in memory; null, if it is empty. Throws std::runtime_error "PATH: cannot open: reason", "PATH:
+// not a regular file" or "PATH: cannot map: reason".
+inline std::span<const std::byte> map_file(const std::string& path) {
+    const std::filesystem::path name = path_of(path);
+    std::error_code ignored;
+    const std::filesystem::file_status status = std::filesystem::status(name, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+        throw std::runtime_error(path + ": not a regular file");  // to open a FIFO would wait for a writer
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(open_file(path, "rb"), std::fclose);
+    if (file == nullptr) {
+        const int reason = errno;
+        std::string line = path + ": cannot open: " + std::strerror(reason);
+        if (reason == ENOENT && name.is_relative())
+            line += " in the folder " + name_of(std::filesystem::current_path());
+        throw std::runtime_error(line);
+    }
+    const auto size = static_cast<size_t>(std::filesystem::file_size(name));
+    if (size == 0) return {};
+    return {map_stream(file.get(), size, path), size};
+}
+
 // A file mapped into memory: its pages come from the disk when they are first read, and the system can drop
 // them again where memory is short.
 struct MappedFile {
@@ -51,9 +73,7 @@ struct MappedFile {
     MappedFile& operator=(const MappedFile&) = delete;
 };
 
-// Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.
-// Where a system or a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a
-// signal that kills leaves behind, until the next such file is written in the same folder.
+// Until commit() it is ".runq-NUMBER.part" beside its place, which only a signal that kills leaves behind.
 class NewFile {
   public:
     // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
@@ -61,18 +81,17 @@ class NewFile {
     explicit NewFile(const std::string& path) : path_(path), target_(path_of(path)) {
         std::error_code error;
         const std::filesystem::file_status status = std::filesystem::status(target_, error);
-        if (error && error.value() != ENOENT) fail(error.value());
+        if (status.type() == std::filesystem::file_type::none) fail(error.default_error_condition().value());
         if (std::filesystem::is_directory(status)) fail(EISDIR);
         if (std::filesystem::is_other(status))
             throw std::runtime_error(path_ + ": cannot write: not a regular file");
         while (std::filesystem::is_symlink(std::filesystem::symlink_status(target_)))
             target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
-        folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
-        stream_ = create_unnamed(folder_);
-        if (stream_ != nullptr) return;
-        remove_left_over();
-        temporary_ = unused_name([&](const auto& name) { return (stream_ = create_named(name)) != nullptr; });
+        const std::string name = ".runq-" + std::to_string(std::random_device()()) + ".part";
+        temporary_ = target_.parent_path() / name;
+        stream_ = open_file(name_of(temporary_), "wbx");  // x: no file that is there
+        if (stream_ == nullptr) fail();
     }
     ~NewFile() {
         if (stream_ != nullptr) std::fclose(stream_);
@@ -83,48 +102,24 @@ class NewFile {
     NewFile& operator=(const NewFile&) = delete;
 
     void write(const void* bytes, size_t n) {
-        if (std::fwrite(bytes, 1, n, stream_) != n) fail(errno);
+        if (std::fwrite(bytes, 1, n, stream_) != n) fail();
     }
 
     // Puts what has been written under the path, in place of what is there. Throws as the constructor.
     void commit() {
-        if (!flush_to_disk(stream_)) fail(errno);
-        if (temporary_.empty())
-            temporary_ = unused_name([&](const auto& name) { return give_name(stream_, name); });
-        if (!replace_file(std::exchange(stream_, nullptr), temporary_, target_)) fail(errno);
+        if (std::fclose(std::exchange(stream_, nullptr)) != 0) fail();
+        std::error_code error;
+        std::filesystem::rename(temporary_, target_, error);
+        if (error) fail(error.default_error_condition().value());
         temporary_.clear();
     }
 
   private:
-    [[noreturn]] void fail(int reason) const {
+    [[noreturn]] void fail(int reason = errno) const {
         throw std::runtime_error(path_ + ": cannot write: " + std::strerror(reason));
     }
 
-    // What processes that were killed have left in the folder.
-    void remove_left_over() const {
-        std::error_code ignored;
-        std::filesystem::directory_iterator entry(folder_, ignored);
-        for (; entry != std::filesystem::directory_iterator(); entry.increment(ignored)) {
-            const std::string name = name_of(entry->path().filename());
-            if (name.starts_with(".runq-") && name.ends_with(".part") && entry->is_regular_file(ignored))
-                remove_stale(entry->path());
-        }
-    }
-
-    // The first name with which make(name) succeeds. Throws if it fails because of anything but the name
-    // being taken. Runs that share a directory and, in two containers, a process id must not share a name.
-    template <class Make>
-    std::filesystem::path unused_name(Make make) const {
-        for (int i = 0;; i++) {
-            std::filesystem::path name =
-                folder_ / (".runq-" + std::to_string(process_id()) + "-" + std::to_string(i) + ".part");
-            if (make(name)) return name;
-            if (errno != EEXIST) fail(errno);
-        }
-    }
-
-    std::string path_;  // as it was given
-    std::filesystem::path target_, folder_;
-    std::filesystem::path temporary_;  // the file's name until it is in place; empty: it has none
+    std::string path_;                          // as it was given
+    std::filesystem::path target_, temporary_;  // temporary: empty once the file is in place
     std::FILE* stream_ = nullptr;
 };

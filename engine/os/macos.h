@@ -40,11 +40,10 @@ inline int system_cores() {
 }
 
 inline std::filesystem::path program_file() {
-    uint32_t size = 0;
-    _NSGetExecutablePath(nullptr, &size);
-    std::string path(size, '\0');
-    if (_NSGetExecutablePath(path.data(), &size) != 0) return {};
+    char path[PATH_MAX];
+    uint32_t size = sizeof path;
+    if (_NSGetExecutablePath(path, &size) != 0) return {};
     std::error_code error;
-    return std::filesystem::canonical(path.c_str(), error);  // from the folder where a link leads
+    return std::filesystem::canonical(path, error);  // from the folder where a link leads
 }
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }

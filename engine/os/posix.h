@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -60,23 +59,11 @@ inline std::FILE* open_file(const std::string& path, const char* mode) {
     return std::fopen(path.c_str(), mode);
 }
 
-// A whole file in memory; null, if it is empty. Throws std::runtime_error "PATH: cannot open: reason", "PATH:
-// not a regular file" or "PATH: cannot map: reason".
-inline std::span<const std::byte> map_file(const std::string& path) {
-    // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) cannot_open(path, errno);
-    struct stat info {};
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        throw std::runtime_error(path + ": not a regular file");
-    }
-    const auto size = static_cast<size_t>(info.st_size);
-    void* p = size == 0 ? nullptr : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int reason = errno;
-    close(fd);
-    if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
-    return {static_cast<const std::byte*>(p), size};
+// Maps the size bytes of a file. Throws std::runtime_error "PATH: cannot map: reason".
+inline const std::byte* map_stream(std::FILE* file, size_t size, const std::string& path) {
+    void* p = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fileno(file), 0);
+    if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(errno));
+    return static_cast<const std::byte*>(p);
 }
 inline void unmap_file(std::span<const std::byte> file) {
     munmap(const_cast<std::byte*>(file.data()), file.size());
@@ -96,65 +83,6 @@ inline long disk_reads() {
     getrusage(RUSAGE_SELF, &usage);
     return usage.ru_inblock + usage.ru_majflt;
 }
-
-// For NewFile (files.h). Each returns null or false, and errno, if it fails.
-// Opens a new file to be written that has no name yet, in this folder.
-inline std::FILE* create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
-#ifdef O_TMPFILE
-    if (access("/proc/self/fd", X_OK) == 0)  // by which give_name() finds it; not every chroot has it
-        if (const int fd = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666); fd >= 0)
-            return fdopen(fd, "wb");
-#endif
-    return nullptr;
-}
-// A lock that lasts as long as the file is open. False where there is none, or another has it.
-inline bool lock_file([[maybe_unused]] int fd, [[maybe_unused]] int how) {
-#ifdef __wasm__
-    return false;
-#else
-    return flock(fd, how) == 0;
-#endif
-}
-inline bool give_name(std::FILE* stream, const std::filesystem::path& name) {
-    lock_file(fileno(stream), LOCK_EX | LOCK_NB);
-    const std::string self = "/proc/self/fd/" + std::to_string(fileno(stream));
-    return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
-}
-// The same with a name, of no file that is there.
-inline std::FILE* create_named(const std::filesystem::path& name) {
-    const int fd = open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-    if (fd < 0) return nullptr;
-    lock_file(fd, LOCK_EX);
-    struct stat info {};
-    if (fstat(fd, &info) == 0 && info.st_nlink > 0) return fdopen(fd, "wb");
-    close(fd);  // before it had its lock, another took it for stale
-    errno = EEXIST;
-    return nullptr;
-}
-// Removes a file that create_named() made in a process that has ended; one that is still open stays.
-inline void remove_stale(const std::filesystem::path& name) {
-    const int fd = open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return;
-    if (lock_file(fd, LOCK_EX | LOCK_NB)) unlink(name.c_str());
-    close(fd);
-}
-// Waits until what was written is on the disk: without that a crash of the machine could leave a name with
-// nothing behind it.
-inline bool flush_to_disk(std::FILE* stream) {
-    if (std::fflush(stream) != 0) return false;
-    return fsync(fileno(stream)) == 0 || errno == EINVAL;  // nothing to wait for
-}
-// Closes the stream, which has written `from`. That is then `to`, which may have been there; at no time is
-// there a part of it.
-inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
-                         const std::filesystem::path& to) {
-    const bool is_renamed = std::rename(from.c_str(), to.c_str()) == 0;  // while it is locked
-    const int reason = errno;
-    if (std::fclose(stream) != 0) return false;
-    errno = reason;
-    return is_renamed;
-}
-inline unsigned long process_id() { return static_cast<unsigned long>(getpid()); }
 
 // ----------------------------------------------------------------------------
 // Standard streams and the command line

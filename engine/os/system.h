@@ -44,13 +44,6 @@ inline bool same_file(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
 }
 
-[[noreturn]] inline void cannot_open(const std::string& path, int reason) {
-    std::string line = path + ": cannot open: " + std::strerror(reason);
-    if (reason == ENOENT && path_of(path).is_relative())
-        line += " in the folder " + name_of(std::filesystem::current_path());
-    throw std::runtime_error(line);
-}
-
 constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();  // of bytes
 
 // ----------------------------------------------------------------------------

@@ -15,9 +15,6 @@
 #include <io.h>
 #include <psapi.h>
 #include <shellapi.h>
-#include <sys/stat.h>
-
-#include <memory>
 
 // What compilers hold calls of format() to (engine/app/streams.h): C99, which MinGW's own printf() has.
 #define PRINTF_FORMAT __MINGW_PRINTF_FORMAT
@@ -91,54 +88,30 @@ inline double granted_processors(const std::string&) { return std::numeric_limit
 
 // Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
 // then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
-inline SRWLOCK sleepers_lock = SRWLOCK_INIT;
-inline CONDITION_VARIABLE sleepers = CONDITION_VARIABLE_INIT;
 template <class T>
 void sleep_while(const std::atomic<T>& value, T old) {
-    AcquireSRWLockExclusive(&sleepers_lock);
-    while (value.load() == old) SleepConditionVariableSRW(&sleepers, &sleepers_lock, INFINITE, 0);
-    ReleaseSRWLockExclusive(&sleepers_lock);
+    WaitOnAddress(const_cast<std::atomic<T>*>(&value), &old, sizeof old, INFINITE);
 }
 template <class T>
-void wake_all(std::atomic<T>&) {
-    // Whoever has seen the old value under the lock sleeps once it is free.
-    AcquireSRWLockExclusive(&sleepers_lock);
-    ReleaseSRWLockExclusive(&sleepers_lock);
-    WakeAllConditionVariable(&sleepers);
+void wake_all(std::atomic<T>& value) {
+    WakeByAddressAll(&value);
 }
 
 // ----------------------------------------------------------------------------
 // Files
 
+inline HANDLE handle_of(std::FILE* file) { return reinterpret_cast<HANDLE>(_get_osfhandle(_fileno(file))); }
 inline std::FILE* open_file(const std::string& path, const char* mode) {
     return _wfopen(path_of(path).c_str(), to_utf16(mode).c_str());
 }
 
-inline std::span<const std::byte> map_file(const std::string& path) {
-    std::error_code ignored;
-    const std::string not_regular = path + ": not a regular file";
-    if (std::filesystem::is_directory(path_of(path), ignored)) throw std::runtime_error(not_regular);
-    const int fd = _wopen(path_of(path).c_str(), _O_RDONLY | _O_BINARY | _O_NOINHERIT);
-    if (fd < 0) cannot_open(path, errno);
-    struct _stat64 info {};
-    if (_fstat64(fd, &info) != 0 || (info.st_mode & _S_IFMT) != _S_IFREG) {
-        _close(fd);
-        throw std::runtime_error(not_regular);
-    }
-    const auto size = static_cast<size_t>(info.st_size);
-    void* p = nullptr;
-    DWORD code = 0;
-    if (size > 0) {
-        const HANDLE file = reinterpret_cast<HANDLE>(_get_osfhandle(fd));
-        const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
-        if (mapping != nullptr) p = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
-        code = GetLastError();
-        if (mapping != nullptr) CloseHandle(mapping);  // the view keeps what it needs
-    }
-    _close(fd);
-    if (size > 0 && p == nullptr)
-        throw std::runtime_error(path + ": cannot map: error " + std::to_string(code));
-    return {static_cast<const std::byte*>(p), size};
+inline const std::byte* map_stream(std::FILE* file, size_t, const std::string& path) {
+    const HANDLE mapping = CreateFileMappingW(handle_of(file), nullptr, PAGE_READONLY, 0, 0, nullptr);
+    const void* p = mapping == nullptr ? nullptr : MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
+    const DWORD code = GetLastError();
+    if (mapping != nullptr) CloseHandle(mapping);  // the view keeps what it needs
+    if (p == nullptr) throw std::runtime_error(path + ": cannot map: error " + std::to_string(code));
+    return static_cast<const std::byte*>(p);
 }
 inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.data()); }
 // To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.
@@ -156,30 +129,6 @@ inline long disk_reads() {
     return n++;
 }
 
-inline std::FILE* create_unnamed(const std::filesystem::path&) { return nullptr; }
-inline bool give_name(std::FILE*, const std::filesystem::path&) { return false; }
-inline std::FILE* create_named(const std::filesystem::path& name) {
-    const int fd =
-        _wopen(name.c_str(), _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY | _O_NOINHERIT, _S_IREAD | _S_IWRITE);
-    return fd < 0 ? nullptr : _fdopen(fd, "wb");
-}
-// Left alone: a file that is open cannot be removed, but one has to be closed before it gets its name.
-inline void remove_stale(const std::filesystem::path&) {}
-inline bool flush_to_disk(std::FILE* stream) {
-    return std::fflush(stream) == 0 && _commit(_fileno(stream)) == 0;
-}
-inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
-                         const std::filesystem::path& to) {
-    if (std::fclose(stream) != 0) return false;
-    if (MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH))
-        return true;
-    // A file that a program has open, or that may only be read, is not replaced.
-    const DWORD code = GetLastError();
-    errno = code == ERROR_ACCESS_DENIED || code == ERROR_SHARING_VIOLATION ? EACCES : EIO;
-    return false;
-}
-inline unsigned long process_id() { return GetCurrentProcessId(); }
-
 // ----------------------------------------------------------------------------
 // Standard streams and the command line
 
@@ -188,13 +137,11 @@ inline void set_up_streams() {
     for (std::FILE* file : {stdin, stdout, stderr}) _setmode(_fileno(file), _O_BINARY);
 }
 
-inline std::vector<std::string> utf8_arguments(int argc, const char* const* argv) {
+inline std::vector<std::string> utf8_arguments(int, const char* const*) {
     int n = 0;
-    const std::unique_ptr<wchar_t*, decltype(&LocalFree)> list(CommandLineToArgvW(GetCommandLineW(), &n),
-                                                               LocalFree);
+    wchar_t** list = CommandLineToArgvW(GetCommandLineW(), &n);  // stays until the process ends
     std::vector<std::string> arguments;
-    if (list == nullptr) return {argv, argv + argc};
-    for (int i = 0; i < n; i++) arguments.push_back(to_utf8(list.get()[i]));
+    for (int i = 0; i < n; i++) arguments.push_back(to_utf8(list[i]));
     return arguments;
 }
 
@@ -205,7 +152,6 @@ inline std::string environment(const char* name) {
 
 inline std::string home_folder() { return environment("USERPROFILE"); }
 
-inline HANDLE handle_of(std::FILE* file) { return reinterpret_cast<HANDLE>(_get_osfhandle(_fileno(file))); }
 // A console alone has a mode; _isatty() also takes NUL for a terminal.
 inline bool is_terminal(std::FILE* file) {
     DWORD mode = 0;
@@ -221,12 +167,7 @@ inline bool has_input(std::FILE* in) {
 }
 
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
-    constexpr size_t most = 8192;
     if (is_terminal(out)) {
-        if (n > most) {  // whole characters
-            n = most;
-            while (n > most - 3 && (static_cast<unsigned char>(bytes[n]) & 0xC0) == 0x80) n--;
-        }
         const std::wstring wide = to_utf16({bytes, n});
         DWORD n_written = 0;
         if (WriteConsoleW(handle_of(out), wide.data(), DWORD(wide.size()), &n_written, nullptr))
@@ -234,7 +175,7 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
         errno = EIO;
         return -1;
     }
-    const int n_written = _write(_fileno(out), bytes, unsigned(std::min(n, most)));
+    const int n_written = _write(_fileno(out), bytes, unsigned(n));
     // The C library has a word for some of the ways in which a pipe has no reader.
     const DWORD code = n_written < 0 ? GetLastError() : ERROR_SUCCESS;
     if (code == ERROR_NO_DATA || code == ERROR_BROKEN_PIPE || code == ERROR_PIPE_NOT_CONNECTED) errno = EPIPE;
@@ -268,9 +209,7 @@ inline int read_byte(std::FILE* in) {
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) {
     if (!is_terminal(in)) return std::fread(bytes, 1, n, in);
     size_t n_read = 0;
-    for (int c; n_read < n && (c = read_byte(in)) != EOF;) {
-        if (c != '\r') bytes[n_read++] = static_cast<char>(c);
-    }
+    for (int c; n_read < n && (c = read_byte(in)) != EOF;) bytes[n_read++] = static_cast<char>(c);
     return n_read;
 }
 // Windows ends the wait for a line itself when Ctrl-C comes.
@@ -280,7 +219,7 @@ inline bool wait_for_input(std::FILE*) { return !interrupted; }
 // Ctrl-C
 
 inline void catch_ctrl_c() {
-    static const bool once [[maybe_unused]] = SetConsoleCtrlHandler(
+    SetConsoleCtrlHandler(
         [](DWORD event) -> BOOL {
             if (event != CTRL_C_EVENT || interrupted) return FALSE;
             interrupted = 1;
