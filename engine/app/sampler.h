@@ -102,11 +102,7 @@ struct Sampler {
             const float wa = weights[size_t(a)], wb = weights[size_t(b)];
             return wa != wb ? wa > wb : a < b;
         };
-        const auto sum = [this](auto from, auto to) {
-            double s = 0;
-            for (auto it = from; it != to; ++it) s += weights[size_t(*it)];
-            return s;
-        };
+        const auto behind = [&](int a, int b) { return before(b, a); };
         // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
         // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
         // vocabulary.
@@ -116,33 +112,24 @@ struct Sampler {
         for (size_t i = 0; i < weights.size(); i++) {
             if (weights[i] >= least) kept.push_back(int(i));
         }
-        auto end = kept.end();
         if (cut_k) {
-            end = kept.begin() + ptrdiff_t(top_k);
-            std::nth_element(kept.begin(), end, kept.end(), before);
-            total = sum(kept.begin(), end);
+            std::nth_element(kept.begin(), kept.begin() + ptrdiff_t(top_k), kept.end(), before);
+            kept.resize(size_t(top_k));
+            total = 0;
+            for (const int id : kept) total += weights[size_t(id)];
         }
-        if (cut_p) {
-            // The cut lies in (low, high]. Halve that range, the more probable half in front, until it is
-            // one.
-            const double target = top_p * total;
-            double mass = 0;  // of [begin, low)
-            auto low = kept.begin(), high = end;
-            while (high - low > 1) {
-                const auto middle = low + (high - low) / 2;
-                std::nth_element(low, middle, high, before);
-                const double half = sum(low, middle);
-                if (mass + half >= target) {
-                    high = middle;
-                } else {
-                    mass += half;
-                    low = middle;
-                }
-            }
-            end = high;
+        auto first = kept.begin();  // of those that stay
+        if (cut_p) {                // the most probable of a heap moves to its end, until there are enough
+            std::make_heap(kept.begin(), kept.end(), behind);
+            first = kept.end();
+            double mass = 0;
+            do {
+                std::pop_heap(kept.begin(), first, behind);
+                mass += weights[size_t(*--first)];
+            } while (mass < top_p * total && first != kept.begin());
         }
         // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
-        for (auto it = kept.begin(); it != end; ++it) weights[size_t(*it)] *= -1;
+        for (; first != kept.end(); ++first) weights[size_t(*first)] *= -1;
         total = 0;
         for (float& w : weights) {
             w = w < 0 ? -w : 0;
