@@ -3,10 +3,9 @@
 
 #include <doctest/doctest.h>
 #include <pty.h>
+#include <unistd.h>
 
-#include <csignal>
 #include <string>
-#include <thread>
 
 TEST_CASE("printable: control characters are spelled out, all else stays") {
     CHECK(printable("") == "");
@@ -46,7 +45,7 @@ TEST_CASE("foreign text: a terminal obeys line breaks and tabs only, files get e
     close(master);
 }
 
-TEST_CASE("texts: one rule, wherever the pieces end in which a file is read") {
+TEST_CASE("texts: one rule, and of a beginning the last character may be cut off") {
     struct Case {
         std::string bytes, text;
         const char* error = nullptr;
@@ -66,54 +65,55 @@ TEST_CASE("texts: one rule, wherever the pieces end in which a file is read") {
     for (const Case& c : cases) {
         const auto& [bytes, expected, error] = c;
         CAPTURE(c.bytes);
-        for (size_t piece : {1u, 2u, 3u, 100u}) {
-            TextRule rule("x");
+        for (const bool is_whole : {true, false}) {
+            const bool is_cut =
+                !is_whole && (bytes == "\r\n\xE2\x82" || bytes == "\xF0\x9F\x99" || bytes == "\xEF\xBB");
             std::string text, said;
             try {
-                for (size_t i = 0; i < bytes.size(); i += piece)
-                    rule.add(std::string_view(bytes).substr(i, piece), false, text);
-                rule.add("", true, text);
+                text = text_by_rule("x", bytes, is_whole);
             } catch (const std::runtime_error& e) {
                 said = e.what();
             }
+            CHECK(said == (error == nullptr || is_cut ? "" : error));
             if (error == nullptr) CHECK(text == expected);
-            if (error == nullptr || piece == 100) CHECK(said == (error == nullptr ? "" : error));
-            if (error != nullptr) CHECK(std::string(error).starts_with(said.substr(0, said.find(';'))));
-            CHECK(said.empty() == (error == nullptr));
         }
     }
 }
 
-TEST_CASE("a text from a pipe: what is there is taken at once, and Ctrl-C ends the wait for more") {
-    void (*const before)(int) = std::signal(SIGINT, SIG_DFL);
-    catch_ctrl_c();
-    int ends[2];
-    REQUIRE(pipe(ends) == 0);
-    std::FILE* in = fdopen(ends[0], "rb");
-    char bytes[8];
-    for (const std::string piece : {"a", "bc"}) {
-        REQUIRE(write(ends[1], piece.data(), piece.size()) == ssize_t(piece.size()));
-        CHECK(std::string(bytes, read_bytes(in, bytes, sizeof bytes)) ==
-              piece);  // and does not wait for eight
-    }
-    std::thread writer([&] {
-        REQUIRE(write(ends[1], "d", 1) == 1);
-        kill(getpid(), SIGINT);  // before the reader's first wait, in it, or between it and the second
-    });
-    std::string text;
-    TextFile file("--ppl", "-", in);
-    CHECK_FALSE(file.read(text, 100));  // the pipe stays open
-    CHECK(interrupted == 1);
-    writer.join();
-    interrupted = 0;
-    CHECK((text.empty() || text == "d"));
-    close(ends[1]);
-    CHECK_FALSE(file.read(text, 100));
-    CHECK(text == "d");
+TEST_CASE("a text file: all of it by the rule, or none if it is longer, and then it is not read to its end") {
+    std::string bytes = "\xEF\xBB\xBF", expected;
+    while (bytes.size() < 1'000'000) bytes += "naïve 漢字 🙂\r\n", expected += "naïve 漢字 🙂\n";
+    std::FILE* in = std::tmpfile();
+    std::fwrite(bytes.data(), 1, bytes.size(), in);
+    const auto file = [&] {
+        std::rewind(in);
+        return TextFile("--ppl", "-", in);
+    };
+    CHECK(file().text(expected.size()) == expected);
+    CHECK(file().text(1 << 30) == expected);
+    CHECK_FALSE(file().text(expected.size() - 1));
+    CHECK_FALSE(file().text(100'000));
+    CHECK(std::ftell(in) <= 200'003 + (1 << 16));
+
+    // "\r\n" alone is half as many bytes.
+    std::rewind(in);
+    for (int i = 0; i < 500'000; i++) std::fwrite("\r\n", 1, 2, in);
+    REQUIRE(ftruncate(fileno(in), 1'000'000) == 0);
+    CHECK(file().text(500'000) == std::string(500'000, '\n'));
+    CHECK_FALSE(file().text(499'999));
+
+    // What is no text is said at once where the beginning has it, or else before the length.
+    std::rewind(in);
+    std::fwrite("a\xFF", 1, 2, in);
+    CHECK_THROWS_WITH(file(), "--ppl: '-' is not UTF-8 at byte 1");
+    std::rewind(in);
+    std::fwrite("aa", 1, 2, in);
+    std::fseek(in, 100'000, SEEK_SET);
+    std::fwrite("\xFF", 1, 1, in);
+    CHECK_THROWS_WITH(file().text(50'000), "--ppl: '-' is not UTF-8 at byte 100000");
     std::fclose(in);
 
     std::FILE* folder = std::fopen("/", "rb");
-    CHECK_THROWS_WITH(TextFile("-f", "-", folder).read(text, 100), "-f: cannot read '-': Is a directory");
+    CHECK_THROWS_WITH(TextFile("-f", "-", folder), "-f: cannot read '-': Is a directory");
     std::fclose(folder);
-    std::signal(SIGINT, before);
 }

@@ -47,7 +47,7 @@ def run(program, *args, stdin=b"", timeout=300, **kwargs):
     return subprocess.run(command, input=stdin, capture_output=True, timeout=timeout, check=False, **kwargs)
 
 
-def run_measured(tmp_path, program, *args, stdin=subprocess.DEVNULL):
+def run_measured(tmp_path, program, *args, stdin=subprocess.DEVNULL, **kwargs):
     """A run, and the most memory that it ever had, in bytes.
 
     A small process starts it and waits: what a process has used counts for what it becomes, and this one is large.
@@ -59,7 +59,7 @@ def run_measured(tmp_path, program, *args, stdin=subprocess.DEVNULL):
         "sys.exit(code if code >= 0 else 128 - code)\n"
     )
     command = [sys.executable, "-S", "-c", wait, tmp_path / "kib", ROOT / program, *map(str, args), "-j", "1"]
-    done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=300, check=False)
+    done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=300, check=False, **kwargs)
     return done, int((tmp_path / "kib").read_text()) * 1024
 
 
@@ -118,24 +118,58 @@ def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, pro
 
 
 @pytest.mark.parametrize(
-    ("options", "name", "code"),
-    [
-        (("-f", "/dev/zero"), "--file: the prompt", 2),
-        (("-i", "-"), "--prompt: the prompt", 2),
-        (("--ppl", "/dev/zero"), "--ppl: a stretch of '/dev/zero' that cannot be cut", 1),
-    ],
+    ("options", "name"), [(("-f", "/dev/zero"), "--file: the prompt"), (("-i", "-"), "--prompt: the prompt")]
 )
-def test_a_text_without_end_is_refused_while_it_is_read(tmp_path, options, name, code):
+def test_a_text_without_end_is_refused_while_it_is_read(tmp_path, options, name):
     with Path("/dev/zero").open("rb") as endless:
         done, memory = run_measured(tmp_path, "runq", LLAMA, *options, stdin=endless)
-    line = refused(done, code)
+    line = refused(done, 2)
     assert line.startswith(f"runq: {name} is longer than ")
-    if name.startswith("--ppl"):
-        assert line.endswith(" bytes, the most that is held in memory at once\n")
-        assert memory < 400e6
+    assert line.endswith(" bytes, and so than the context of 512 tokens\n")
+    assert memory < 100e6
+
+
+def too_long_for_perplexity(path, line):
+    """The bytes of a text that there is memory for, as the error line has it."""
+    return int(re.fullmatch(
+        rf"runq: --ppl: '{path}' is longer than (\d+) bytes, for which there is not enough memory\n", line
+    )[1])  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "-"])
+def test_perplexity_of_a_text_without_end(tmp_path, path):
+    """What there is memory to encode, and no more, is read."""
+    with Path("/dev/zero").open("rb") as endless:
+        room = with_address_space(1 << 10)
+        done, memory = run_measured(tmp_path, "runq", LLAMA, "--ppl", path, stdin=endless, **room)
+    assert 1 << 22 < too_long_for_perplexity(path, refused(done, 1)) < 1 << 23
+    assert memory < 100e6
+
+
+def test_perplexity_of_a_long_text(tmp_path):
+    """Longer than a prompt may be, if there is memory: in a context of 1 nothing of it is scored."""
+    path = tmp_path / "text"
+    path.write_bytes(b"one red ball\n" * 1_400_000)
+    assert path.stat().st_size > 1 << 24
+    line = refused(run("runq", LLAMA, "--ppl", path, "-c", 1), 1)
+    if "not enough memory" in line:
+        assert too_long_for_perplexity(path, line) < path.stat().st_size
     else:
-        assert line.endswith(" bytes, and so than the context of 512 tokens\n")
-        assert memory < 100e6
+        assert re.fullmatch(rf"runq: --ppl: '{path}' is \d{{7}} tokens long, too short with a context of 1\n", line)
+
+
+@pytest.mark.parametrize("option", ["--ppl", "-i"])
+def test_ctrl_c_ends_the_reading_of_a_text(option):
+    command = [ROOT / "runq", LLAMA, option, "-", "-j", "1"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
+    )
+    process.stdin.write(b"a" * 100_000)  # more than a pipe holds: it has begun to read
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=300) == -signal.SIGINT
+    assert process.stdout.read() + process.stderr.read() == b""
+    process.stdin.close()
 
 
 def test_of_a_line_that_is_too_long_for_a_chat_nothing_is_kept(tmp_path):
@@ -150,24 +184,6 @@ def test_of_a_line_that_is_too_long_for_a_chat_nothing_is_kept(tmp_path):
     assert done.stderr.startswith(b"--mode chat: a line of standard input is longer than ")
     assert done.stderr.count(b"longer than") == 1
     assert memory < 100e6
-
-
-def test_perplexity_of_a_text_that_goes_on():
-    """Windows are scored while the text is read: whoever writes it gets rid of more than is held."""
-    command = [ROOT / "runq", LLAMA, "--ppl", "-", "-j", "1", "-c", "64"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
-    )
-    text = b"Once upon a time there was a red ball.\n" * 1000
-    for _ in range(17):  # two pieces, and a little more that nobody waits for: it runs the second when Ctrl-C comes
-        process.stdin.write(text)
-    process.stdin.flush()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=900) == 130
-    assert re.fullmatch(rb"perplexity [\d.]+ over [1-9]\d* tokens \(windows of 64\)\n", process.stdout.read())
-    peak = re.search(rb"peak memory ([\d.]+) MB", process.stderr.read())
-    assert float(peak[1]) < 100
-    process.stdin.close()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

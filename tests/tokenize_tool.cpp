@@ -8,8 +8,7 @@
 // SECTION is a tokenizer section in a file of its own. On the pipes, everything is a 32-bit little-endian
 // count and that many items: bytes of a string, or int32 ids. A conversation is one byte of options (1:
 // thinking, 2: generation prompt), a count of messages, and for each message two strings, role and content; a
-// conversation that the template has no text for gives FF (which is in no text) and the error. Each string is
-// also encoded piece by piece.
+// conversation that the template has no text for gives FF (which is in no text) and the error.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -47,26 +46,12 @@ void write_items(const Items& items) {
     std::fwrite(items.data(), sizeof items[0], n, stdout);
 }
 
-// The ids, of which no piece of the text by itself may give others.
+// The ids, of which there are not fewer than the text's length allows.
 std::vector<int> encode(const Tokenizer& tokenizer, const std::string& text, bool bos) {
     const std::vector<int> ids = tokenizer.encode(text, bos);
-    const std::string valid = utf8_replace_invalid(text);
-    if (const size_t most = tokenizer.most_bytes_per_id(); most > 0 && ids.size() * most < valid.size())
+    const size_t most = tokenizer.most_bytes_per_id();
+    if (most > 0 && ids.size() * most < utf8_replace_invalid(text).size())
         throw std::runtime_error("more bytes than the ids can be");
-    for (const size_t size : {size_t{5}, valid.size() / 3}) {
-        if (size == 0 || valid.size() / size > 300) continue;
-        std::vector<int> in_pieces = tokenizer.encode("", bos);
-        std::string held;
-        for (size_t i = 0, end = 0; i < valid.size(); i = end) {
-            end = std::min(valid.size(), i + size);
-            while (end < valid.size() && (valid[end] & 0xC0) == 0x80) end++;
-            held += valid.substr(i, end - i);
-            held.erase(0, tokenizer.encode_beginning(held, in_pieces));
-        }
-        const std::vector<int> rest = tokenizer.encode(held, false);
-        in_pieces.insert(in_pieces.end(), rest.begin(), rest.end());
-        if (in_pieces != ids) throw std::runtime_error("other ids in pieces: " + text);
-    }
     return ids;
 }
 

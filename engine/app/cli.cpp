@@ -174,7 +174,8 @@ int run(Options o, const Program& program, const Streams& io) {
                                  "'");
         const NewFile check(*o.trace);  // a path that cannot be written is noticed before anything runs
     }
-    Prompt prompt(o, io.in);
+    std::optional<TextFile> prompt = prompt_file(o, io.in);
+    if (o.prompt) o.prompt = option_text("--prompt", *o.prompt);
     if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
@@ -214,11 +215,13 @@ int run(Options o, const Program& program, const Streams& io) {
             const std::string line = format("reading: %zu of %zu tokens", n_done, n_tokens);
             note(io.err, "\r" + (n_done < n_tokens ? line : std::string(line.size(), ' ') + "\r"));
         };
-    const std::optional<std::string> text = std::move(prompt).text(model, context);
+    const std::optional<std::string> text =
+        prompt ? prompt_text(std::move(*prompt), o, model, context) : o.prompt;
+    const std::vector<int> ids = o.ppl ? file_ids(model, *o.ppl, io.in) : std::vector<int>{};
     catch_ctrl_c();  // not before: reading and loading just die
     std::optional<NotFinite> not_finite;
     try {
-        o.ppl     ? run_perplexity(s, o, io)
+        o.ppl     ? run_perplexity(s, o, ids, io)
         : o.bench ? run_bench(s, o, io)
         : o.chat  ? run_chat(s, o, text, io)
                   : run_generate(s, o, text, io);

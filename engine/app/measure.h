@@ -25,7 +25,6 @@
 struct Perplexity {
     double nll = 0;  // negative log-likelihood, summed over the scored tokens
     size_t n_scored = 0;
-    size_t n_ids = 0;  // of the text
     double value() const { return std::exp(nll / double(n_scored)); }
 };
 
@@ -37,58 +36,20 @@ inline double negative_log_likelihood(std::span<const float> logits, int id) {
     return std::log(sum) + max - double(logits[size_t(id)]);
 }
 
-// The ids of a file, a few at a time, however long it is.
-class FileIds {
-  public:
-    FileIds(const Tokenizer& tokenizer, const std::string& path, std::FILE* in)
-        : tokenizer_(tokenizer),
-          file_("--ppl", path, in),
-          name_("--ppl: a stretch of '" + path + "' that cannot be cut") {}
-
-    // The next n ids; fewer only at the end.
-    std::vector<int> next(size_t n) {
-        while (ids_.size() < n && goes_on_) {
-            const TextLimit limit = text_limit();
-            goes_on_ = file_.read(text_, std::min(limit.n_bytes, std::max(piece, 4 * text_.size())));
-            if (!goes_on_) {
-                const std::vector<int> last = tokenizer_.encode(text_, false);
-                ids_.insert(ids_.end(), last.begin(), last.end());
-                break;
-            }
-            text_.erase(0, tokenizer_.encode_beginning(text_, ids_));
-            if (text_.size() > limit.n_bytes) throw std::runtime_error(limit.line(name_));
-        }
-        const auto end = ids_.begin() + ptrdiff_t(std::min(n, ids_.size()));
-        std::vector<int> given(ids_.begin(), end);
-        ids_.erase(ids_.begin(), end);
-        return given;
-    }
-
-  private:
-    static constexpr size_t piece = 1 << 18;  // bytes
-
-    const Tokenizer& tokenizer_;
-    TextFile file_;
-    std::string name_, text_{};  // text: what has been read and is no ids yet
-    std::vector<int> ids_{};     // that next() has not given
-    bool goes_on_ = true;
-};
-
-// The ids, of a FileIds or what has its next(), are cut into windows that fill the context, each run from
-// position 0; every token that has another before it in its window is scored. A model whose texts begin with
-// a BOS (bos_id >= 0) gets one in front of every window, which takes a position. `progress` hears how many
-// ids are done. Throws NotFinite, and as make_room().
-Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
+// The ids are cut into windows that fill the context, each run from position 0; every token that has another
+// before it in its window is scored. A model whose texts begin with a BOS (bos_id >= 0) gets one in front of
+// every window, which takes a position. `progress` hears how many ids are done. Throws NotFinite, and as
+// make_room().
+Perplexity perplexity(Session& s, std::span<const int> ids, int bos_id, const auto& progress) {
     Model& m = s.model;
     Perplexity result;
     const size_t bos = bos_id >= 0 ? 1 : 0, length = size_t(s.context) - bos,
                  vocab = size_t(m.config.vocab_size);
     std::vector<double> nll;
-    for (size_t begin = 0; length > 0; begin += length) {
-        std::vector<int> window = ids.next(length);
-        if (window.empty()) break;
-        make_room(s, window.size());
-        result.n_ids += window.size();
+    for (size_t begin = 0; length > 0 && begin < ids.size(); begin += length) {
+        const auto part = ids.subspan(begin, std::min(length, ids.size() - begin));
+        make_room(s, part.size());
+        std::vector<int> window(part.begin(), part.end());
         window.insert(window.begin(), bos, bos_id);
         // Token i predicts token i + 1, so the last one need not be run.
         for (size_t i = 0; i + 1 < window.size(); i += nll.size()) {
@@ -115,10 +76,17 @@ Perplexity perplexity(Session& s, auto& ids, int bos_id, const auto& progress) {
     return result;
 }
 
-inline void run_perplexity(Session& s, const Options& o, const Streams& io) {
-    const Tokenizer& tokenizer = need_tokenizer(s.model, "--ppl");
-    FileIds ids(tokenizer, *o.ppl, io.in);
-    const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
+// The ids of the text at `path`, as far as there is memory to encode it.
+inline std::vector<int> file_ids(const Model& m, const std::string& path, std::FILE* in) {
+    const Tokenizer& tokenizer = need_tokenizer(m, "--ppl");
+    const TextLimit limit = memory_limit();
+    const std::optional<std::string> text = TextFile("--ppl", path, in).text(limit.n_bytes);
+    if (!text) throw std::runtime_error(limit.line("--ppl: '" + path + "'"));
+    return tokenizer.encode(*text, false);
+}
+
+inline void run_perplexity(Session& s, const Options& o, std::span<const int> ids, const Streams& io) {
+    const int bos_id = s.model.tokenizer->encode("", true).empty() ? -1 : s.model.config.bos_id;
     const bool terminal = is_terminal(io.err);
     const double start = seconds_now();
     const Perplexity p = perplexity(s, ids, bos_id, [&](size_t n) {
@@ -132,7 +100,7 @@ inline void run_perplexity(Session& s, const Options& o, const Streams& io) {
             format("perplexity %.4f over %zu tokens (windows of %d)\n", p.value(), p.n_scored, s.context));
     } else if (!interrupted) {
         throw std::runtime_error(format("--ppl: '%s' is %zu tokens long, too short with a context of %d",
-                                        o.ppl->c_str(), p.n_ids, s.context));
+                                        o.ppl->c_str(), ids.size(), s.context));
     }
 }
 

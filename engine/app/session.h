@@ -275,16 +275,22 @@ struct TextLimit {
     }
 };
 
-// The most that there is memory for, and 16 MiB. With a tokenizer, of a prompt or a message: what is longer
-// is no text of `context` tokens. (Up to 64 KiB are encoded in any case, so that the error line can say how
-// many tokens they are.)
-inline TextLimit text_limit(const Tokenizer* tokenizer = nullptr, int context = 0) {
-    constexpr uint64_t least = 1 << 16, most = 1 << 24;
-    const uint64_t room = std::max(available_memory() / 128, least);
+// The most that there is memory for. (Up to 64 KiB are encoded in any case, so that the error line of a
+// prompt can say how many tokens they are.)
+constexpr uint64_t least_limit = 1 << 16;
+inline TextLimit memory_limit() {
+    return {size_t(std::max(available_memory() / 128, least_limit)), "for which there is not enough memory"};
+}
+
+// Of a prompt or a message. With a tokenizer: what is longer is no text of `context` tokens. Where that says
+// nothing: 16 MiB, or what there is memory for.
+inline TextLimit text_limit(const Tokenizer* tokenizer, int context) {
+    constexpr uint64_t most = 1 << 24;
+    const TextLimit memory = memory_limit();
     const uint64_t fits = tokenizer != nullptr ? tokenizer->most_bytes_per_id() * uint64_t(context) : 0;
-    if (fits > 0 && fits <= room)
-        return {size_t(std::max(fits, least)), format("and so than the context of %d tokens", context)};
-    if (room < most) return {size_t(room), "for which there is not enough memory"};
+    if (fits > 0 && fits <= memory.n_bytes)
+        return {size_t(std::max(fits, least_limit)), format("and so than the context of %d tokens", context)};
+    if (memory.n_bytes < most) return memory;
     return {most, "the most that is held in memory at once"};
 }
 
@@ -292,36 +298,20 @@ inline const char* prompt_option(const Options& o) {
     return o.ids ? "--ids" : o.file ? "--file" : "--prompt";
 }
 
-// The prompt of -i or -f, none if there is neither. A file is opened and begun before the model is loaded,
-// which may take long.
-class Prompt {
-  public:
-    Prompt(const Options& o, std::FILE* in) : option_(prompt_option(o)) {
-        if (o.file || o.prompt == "-") {
-            file_.emplace(option_, o.file.value_or("-"), in);
-            file_->read(text_.emplace(), 1 << 16);
-        } else if (o.prompt) {
-            text_ = option_text("--prompt", *o.prompt);
-        }
-    }
+// The file of -f or -i -, if there is one. It is opened before the model is loaded, which may take long.
+inline std::optional<TextFile> prompt_file(const Options& o, std::FILE* in) {
+    if (!o.file && o.prompt != "-") return std::nullopt;
+    return TextFile(prompt_option(o), o.file.value_or("-"), in);
+}
 
-    // All of it, for this model. Throws UsageError if it is too long.
-    std::optional<std::string> text(const Model& m, int context) && {
-        if (file_ && m.tokenizer) {
-            const TextLimit limit = text_limit(m.tokenizer.get(), context);
-            if (file_->read(*text_, limit.n_bytes + 1))
-                throw UsageError(limit.line(option_ + ": the prompt"));
-        }
-        // A file's last line has ended; the text may go on.
-        if (file_ && text_->ends_with('\n')) text_->pop_back();
-        return std::move(text_);
-    }
-
-  private:
-    std::string option_;
-    std::optional<std::string> text_;
-    std::optional<TextFile> file_;  // whose beginning is in text_
-};
+// The prompt in it, for this model. Throws UsageError if it is too long.
+inline std::string prompt_text(TextFile file, const Options& o, const Model& m, int context) {
+    const TextLimit limit = text_limit(m.tokenizer.get(), context);
+    std::optional<std::string> text = file.text(limit.n_bytes + 1);
+    if (!text) throw UsageError(limit.line(std::string(prompt_option(o)) + ": the prompt"));
+    if (text->ends_with('\n')) text->pop_back();  // the file's last line has ended; the text may go on
+    return std::move(*text);
+}
 
 // Throws UsageError unless there is something to go on from, and room for it.
 inline void check_prompt(const std::string& option, size_t n_tokens, int context) {

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "engine/os/system.h"
 #include "engine/text/utf8.h"
@@ -64,73 +64,55 @@ inline void note(std::FILE* err, std::string_view text) {
 }
 
 // The rule for every text that a person gives, a prompt, a file or a line of a chat: it is UTF-8, "\r\n" is
-// "\n", and a byte order mark in front is no part of it. golden/calibration.py has the same.
-class TextRule {
-  public:
-    explicit TextRule(std::string name) : name_(std::move(name)) {}
-
-    // Appends to `text` what is sure of the next bytes; at the end, all that there is. Throws
-    // std::runtime_error "NAME is not UTF-8 at byte N".
-    void add(std::string_view bytes, bool at_end, std::string& text) {
-        pending_.append(bytes);
-        size_t n = utf8_valid_prefix(pending_);
-        const std::string_view rest = std::string_view(pending_).substr(n, 4);
-        if (!rest.empty() && (at_end || !utf8_first(rest).partial)) {
-            const bool wide = rest.starts_with("\xFF\xFE") || rest.starts_with("\xFE\xFF") ||
-                              pending_.find('\0') != std::string::npos;
-            fail(name_, " is not UTF-8 at byte ", n_done_ + n, wide ? "; it looks like UTF-16" : "");
-        }
-        if (!at_end && n > 0 && pending_[n - 1] == '\r') n--;  // what follows?
-        std::string_view sure = std::string_view(pending_).substr(0, n);
-        if (n_done_ == 0 && sure.starts_with("\xEF\xBB\xBF")) sure.remove_prefix(3);
-        for (size_t end; (end = sure.find("\r\n")) != sure.npos; sure.remove_prefix(end + 1))
-            text.append(sure.substr(0, end));
-        text.append(sure);
-        n_done_ += n;
-        pending_.erase(0, n);
+// "\n", and a byte order mark in front is no part of it. golden/calibration.py has the same. Throws
+// std::runtime_error "NAME is not UTF-8 at byte N". Of the beginning of a text (is_whole = false) the last
+// character may be cut off.
+inline std::string text_by_rule(const std::string& name, std::string_view bytes, bool is_whole = true) {
+    const size_t n = utf8_valid_prefix(bytes);
+    if (n < bytes.size() && (is_whole || !utf8_first(bytes.substr(n)).partial)) {
+        const std::string_view rest = bytes.substr(n);
+        const bool wide =
+            rest.starts_with("\xFF\xFE") || rest.starts_with("\xFE\xFF") || bytes.find('\0') != bytes.npos;
+        fail(name, " is not UTF-8 at byte ", n, wide ? "; it looks like UTF-16" : "");
     }
-
-  private:
-    std::string name_, pending_{};  // pending: the start of a character, or a '\r' and what may be behind it
-    size_t n_done_ = 0;             // bytes before these
-};
-
-// A text that was given as a whole, by that rule.
-inline std::string text_by_rule(const std::string& name, std::string_view bytes) {
+    if (bytes.starts_with("\xEF\xBB\xBF")) bytes.remove_prefix(3);
     std::string text;
-    TextRule(name).add(bytes, true, text);
-    return text;
+    for (size_t end; (end = bytes.find("\r\n")) != bytes.npos; bytes.remove_prefix(end + 1))
+        text.append(bytes.substr(0, end));
+    return text.append(bytes);
 }
 
-// A text file, which is read piece by piece; "-" is standard input. Throws std::runtime_error.
+// A text file; "-" is standard input. Throws std::runtime_error.
 class TextFile {
   public:
+    // Opens it and reads its beginning: what is no text file is noticed early.
     TextFile(const std::string& option, const std::string& path, std::FILE* in)
-        : option_(option),
-          path_(path),
-          rule_(option + ": '" + path + "'"),
-          file_(in, [](std::FILE*) { return 0; }) {
+        : option_(option), path_(path), file_(in, [](std::FILE*) { return 0; }) {
         if (path != "-") file_ = {open_file(path, "rb"), std::fclose};
         if (file_ == nullptr) fail(option_, ": cannot read '", path_, "': ", std::strerror(errno));
+        text(0);
     }
 
-    // Appends what comes next until `text` has more than n_bytes, or to the file's end or Ctrl-C: then false.
-    bool read(std::string& text, size_t n_bytes) {
+    // The whole text, by that rule; none if it has more than n_bytes, and then the rest is not read.
+    std::optional<std::string> text(size_t n_bytes) {
         char buffer[1 << 16];
-        while (!at_end_ && !interrupted && text.size() <= n_bytes) {
+        // The rule leaves one byte of "\r\n", and none of a byte order mark.
+        while (!at_end_ && bytes_.size() <= 2 * n_bytes + 3) {
             const size_t n = read_bytes(file_.get(), buffer, sizeof buffer);
-            if (n == 0 && interrupted) break;
-            if (n == 0 && std::ferror(file_.get()) != 0)
+            at_end_ = n < sizeof buffer;
+            if (at_end_ && std::ferror(file_.get()) != 0)
                 fail(option_, ": cannot read '", path_, "': ", std::strerror(errno));
-            at_end_ = n == 0;
-            rule_.add({buffer, n}, at_end_, text);
+            bytes_.append(buffer, n);
         }
-        return !at_end_ && !interrupted;
+        std::clearerr(file_.get());  // a terminal goes on behind the end of a text
+        std::string text = text_by_rule(option_ + ": '" + path_ + "'", bytes_, at_end_);
+        if (text.size() > n_bytes) return std::nullopt;
+        return text;
     }
 
   private:
     std::string option_, path_;
-    TextRule rule_;
     std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;  // closes what it has opened
+    std::string bytes_{};                                   // that have been read
     bool at_end_ = false;
 };

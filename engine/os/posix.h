@@ -150,17 +150,8 @@ inline bool wait_for_input([[maybe_unused]] std::FILE* in) {
 #endif
 }
 
-// As std::fread, except that what a person types is UTF-8, and that it may end with what a pipe or terminal
-// holds (0: the end, or Ctrl-C): fread() would go on to wait for all n, and a Ctrl-C between two of its waits
-// would be heard with the next byte only. A stream is read by this or by read_byte().
-inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) {
-    struct stat info {};
-    if (fstat(fileno(in), &info) != 0 || S_ISREG(info.st_mode)) return std::fread(bytes, 1, n, in);
-    while (!wait_for_input(in))
-        if (interrupted) return 0;
-    const ssize_t n_read = read(fileno(in), bytes, n);
-    return n_read >= 0 ? size_t(n_read) : std::fread(bytes, 1, n, in);  // which sets the stream's error
-}
+// As std::fread, except that what a person types is UTF-8.
+inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) { return std::fread(bytes, 1, n, in); }
 
 // ----------------------------------------------------------------------------
 // Signals

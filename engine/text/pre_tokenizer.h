@@ -28,10 +28,8 @@ struct RegexBudget {
     explicit RegexBudget(size_t) {}
 };
 struct AnchoredRegex {
-    static constexpr ptrdiff_t undecided = -2;
-    bool anchored = true;
     void compile(std::string_view, const char*) {}
-    ptrdiff_t match(std::string_view, size_t, RegexBudget&, bool = false) const { return -1; }
+    ptrdiff_t match(std::string_view, size_t, RegexBudget&) const { return -1; }
 };
 #else
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -125,12 +123,11 @@ inline std::string nfc(std::string_view s) {
 // What a pattern may consist of, as a regular expression. Its match ends in front of something that can take
 // time that nobody counts: classes in caseless mode, which are slow to compile; back references, lookbehind,
 // large counts, recursion and what begins with (*, script runs for example; and what hides text from this
-// search, \Q, \c, comments and [ in a class. The group `anchor` is set if a match may depend on where the
-// text begins or ends, or on the character in front of it.
+// search, \Q, \c, comments and [ in a class.
 constexpr std::string_view safe_pattern = R"(
     (?(DEFINE) (?<escape> \\ (?: [Ppx] \{ [^}]*+ (?: \} | \z ) | [^0-9EQcgk] | \z ) )
                (?<class> \[ (?! \^? \] ) (?: [^][\\] | (?&escape) )*+ ) )
-    (?: (?<anchor> [$^] | \\ [AbBGZz] ) | [^[({\\] | (?&escape) | (?&class) \]
+    (?: [^[({\\] | (?&escape) | (?&class) \]
       | \{ (?! [^}]{0,4} [0-9]{4} )                               (?# a count of up to three digits)
       | \( (?: (?! [*?] ) | \? [:=!] | \?i: (?= [^([\\)]* \) ) )  (?# the last is of plain words)
     )*+ (?&class)?)";
@@ -175,10 +172,8 @@ struct RegexBudget {
 struct AnchoredRegex {
     static constexpr size_t window = 128;
     static constexpr uint32_t quick_limit = 64;
-    static constexpr ptrdiff_t undecided = -2;
 
     std::shared_ptr<pcre2_code> code, counted;  // counted: calls back before every item of the pattern
-    bool anchored = false;                      // see safe_pattern
 
     // `what` names the pattern in the error message. Throws std::runtime_error.
     void compile(std::string_view pattern, const char* what) {
@@ -189,7 +184,6 @@ struct AnchoredRegex {
         const size_t end = rc < 0 ? 0 : pcre2_get_ovector_pointer(found.data.get())[1];
         if (end < pattern.size())
             fail("tokenizer: ", what, " has something at byte ", end, " that is not supported");
-        anchored = rc == 0;  // a group is set, for which `data` has no room
         // UCP: \p{..} and caseless matching by Unicode's tables. \C would cut characters in two.
         const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C;
         code = compiled(pattern, options, what);
@@ -198,10 +192,9 @@ struct AnchoredRegex {
         pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     }
 
-    // The end of the match in `text`, valid UTF-8, that starts at `at`, or -1 if there is none; of a text
-    // that goes on, `undecided` if that depends on what follows. Throws std::runtime_error when the budget is
-    // spent (by a pattern whose backtracking explodes).
-    ptrdiff_t match(std::string_view text, size_t at, RegexBudget& budget, bool goes_on = false) const {
+    // The end of the match in `text`, valid UTF-8, that starts at `at`, or -1 if there is none. Throws
+    // std::runtime_error when the budget is spent (by a pattern whose backtracking explodes).
+    ptrdiff_t match(std::string_view text, size_t at, RegexBudget& budget) const {
         const auto run = [&](const pcre2_code* pattern, size_t end, uint32_t options, uint32_t limit) {
             pcre2_set_match_limit(budget.context.get(), limit);
             return pcre2_match(pattern, reinterpret_cast<PCRE2_SPTR>(text.data()), end, at,
@@ -209,13 +202,11 @@ struct AnchoredRegex {
         };
         size_t end = std::min(text.size(), at + window);
         while (end < text.size() && (text[end] & 0xC0) == 0x80) end--;  // whole characters
-        const uint32_t open = goes_on ? PCRE2_PARTIAL_HARD : 0;
-        int rc = run(code.get(), end, end < text.size() ? PCRE2_PARTIAL_HARD : open, quick_limit);
+        int rc = run(code.get(), end, end < text.size() ? PCRE2_PARTIAL_HARD : 0, quick_limit);
         if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
             budget.position = at;
-            rc = run(counted.get(), text.size(), open, UINT32_MAX);
+            rc = run(counted.get(), text.size(), 0, UINT32_MAX);
         }
-        if (rc == PCRE2_ERROR_PARTIAL) return undecided;
         if (rc == PCRE2_ERROR_NOMATCH) return -1;
         if (rc < 0) {
             const std::string why = rc != PCRE2_ERROR_CALLOUT

@@ -43,51 +43,10 @@ class Tokenizer : public Vocabulary {
         split_added(raw_tokens_, text, budget, ids, [&](std::string_view s) {
             std::string normal;
             if (flags_ & kNfc) s = normal = nfc(s);
-            encode_normalized(s, budget, ids);
+            split_added(normalized_tokens_, s, budget, ids,
+                        [&](std::string_view t) { split(t, 0, budget, ids); });
         });
         return ids;
-    }
-
-    // `text` (valid UTF-8) is the beginning of a longer text. Appends the ids that nothing that follows can
-    // change, and returns how many bytes they stand for; the rest can be encoded by itself. 0: more has to be
-    // read. Takes encode()'s steps, as far as nothing that may follow changes them.
-    size_t encode_beginning(std::string_view text, std::vector<int>& ids) const {
-        constexpr uint32_t looks_around = AddedToken::lstrip | AddedToken::rstrip | AddedToken::single_word;
-        if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
-        // Where the last added token ends that is sure, and where one may begin that is cut off.
-        const auto sure_part = [&](const AddedTokens& tokens, std::string_view s) {
-            size_t end = s.size() - std::min(s.size(), longest_added_), begin = 0;
-            while (end > 0 && end < s.size() && (s[end] & 0xC0) == 0x80) end--;
-            for (const AddedTokens::Found& f : tokens.find(s))
-                if (f.at >= begin && f.at < end) begin = f.at + f.token->text.size();
-            return std::pair(begin, std::max(begin, end));
-        };
-
-        const auto [start, stop] = sure_part(raw_tokens_, text);
-        const std::vector<int> before = encode(text.substr(0, start), false);
-        ids.insert(ids.end(), before.begin(), before.end());
-        std::string_view stretch = text.substr(start, stop - start), normal = stretch;
-        std::string normalized;
-        if (flags_ & kNfc) {  // as far as it may be cut in front of an ASCII character
-            while (!stretch.empty() && uint8_t(stretch.back()) >= 0x80) stretch.remove_suffix(1);
-            if (!stretch.empty()) stretch.remove_suffix(1);
-            normal = normalized = nfc(stretch);
-        }
-        RegexBudget budget(text.size());
-        const auto [first, last] = sure_part(normalized_tokens_, normal);
-        Sure sure{0, ids.size()};
-        encode_normalized(normal.substr(0, first), budget, ids);
-        split(normal.substr(first, last - first), 0, budget, ids, &sure);
-        ids.resize(sure.n_ids);
-        if (sure.bytes == 0) return start;
-        if (!(flags_ & kNfc)) return start + first + sure.bytes;
-        // NFC neither makes nor changes a character up to U+0020: before the same one is the same text.
-        const auto is_blank = [](char c) { return uint8_t(c) <= 0x20; };
-        const std::string_view done = normal.substr(0, first + sure.bytes);
-        auto n = std::count_if(done.begin(), done.end(), is_blank);
-        size_t end = 0;
-        while (!is_blank(stretch[end]) || n-- > 0) end++;
-        return start + end;
     }
 
     // A text (valid UTF-8) of more than n times as many bytes is more than n ids. 0: there is no such number,
@@ -104,11 +63,6 @@ class Tokenizer : public Vocabulary {
     }
 
   private:
-    // The last place in a piece that goes on where a word has surely begun, and the ids before it.
-    struct Sure {
-        size_t bytes = 0, n_ids = 0;
-    };
-
     // Cuts `s` at the added tokens in it, whose ids it appends: on_text(stretch) for what is between them. Of
     // the tokens that match at one place the longest is taken. This follows `find_matches` of Hugging Face's
     // added_vocabulary.rs, also where that is peculiar: the search goes on behind a token's own text, not
@@ -149,17 +103,11 @@ class Tokenizer : public Vocabulary {
         return word_pattern_.match(s.substr(0, utf8_first(s).length), 0, budget) > 0;
     }
 
-    void encode_normalized(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
-        split_added(normalized_tokens_, s, budget, ids,
-                    [&](std::string_view t) { split(t, 0, budget, ids); });
-    }
-
     // Cuts a piece of normalized text at the matches of the step's pattern, which sees no more than the
     // piece; each part goes on to the next step, and what the last one leaves is a word. What no match covers
     // is a part too ("isolated" in Hugging Face's terms), unless the step drops it. An empty match also cuts,
-    // but one right behind the last match does not count. `sure`: the text goes on.
-    void split(std::string_view piece, size_t step, RegexBudget& budget, std::vector<int>& ids,
-               Sure* sure = nullptr) const {
+    // but one right behind the last match does not count.
+    void split(std::string_view piece, size_t step, RegexBudget& budget, std::vector<int>& ids) const {
         if (step == steps_.size()) return encode_word(piece, ids);
         const auto& [drops_gaps, pattern] = steps_[step];
         const auto part = [&](size_t from, size_t to) {
@@ -168,8 +116,7 @@ class Tokenizer : public Vocabulary {
         size_t start = 0;           // of the text not yet handed on
         bool just_matched = false;  // a match ended at `i`
         for (size_t i = 0; i < piece.size();) {
-            const ptrdiff_t end = pattern.match(piece, i, budget, sure != nullptr);
-            if (end == AnchoredRegex::undecided) return;
+            const ptrdiff_t end = pattern.match(piece, i, budget);
             if (end < 0 || (just_matched && size_t(end) == i)) {
                 i += utf8_first(piece.substr(i)).length;
                 just_matched = false;
@@ -179,9 +126,6 @@ class Tokenizer : public Vocabulary {
             part(i, size_t(end));
             start = i = size_t(end);
             just_matched = true;
-            // In NFC the place has to be found in the text as it was: see encode_beginning().
-            const bool blank = i < piece.size() && uint8_t(piece[i]) <= 0x20;
-            if (sure != nullptr && (blank || !(flags_ & kNfc))) *sure = {i, ids.size()};
         }
         if (!drops_gaps) part(start, piece.size());
     }

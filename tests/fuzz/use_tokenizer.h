@@ -24,13 +24,6 @@ inline std::vector<int> use_tokenizer(const Tokenizer& t, std::string_view text)
     const std::vector<int> ids = t.encode(text, false);
     for (const int id : ids) expect(id >= 0 && id < t.vocab_size(), "every id is in the vocabulary");
 
-    const std::string valid = utf8_replace_invalid(text);
-    std::vector<int> in_pieces;
-    const size_t n_sure = t.encode_beginning(valid, in_pieces);
-    const std::vector<int> rest = t.encode(std::string_view(valid).substr(n_sure), false);
-    in_pieces.insert(in_pieces.end(), rest.begin(), rest.end());
-    expect(in_pieces == ids, "a text in pieces has the ids of the whole");
-
     // Printed token by token, or all at once.
     Utf8Stream stream;
     std::string printed;
