@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "engine/app/streams.h"
@@ -35,5 +36,6 @@ class LineEditor {
     bool terminal_;
     std::string history_;
     size_t most_;
-    [[maybe_unused]] bool has_keys_ = false;  // libedit reads, where it is compiled in
+    struct Keys;  // libedit, where it is compiled in and the terminal has keys
+    std::unique_ptr<Keys> keys_;
 };
