@@ -395,7 +395,7 @@ def test_colour_only_where_it_is_wanted(open_chat):
     chat = open_chat()
     chat.say("Hello")
     chat.wait_for(r"^> Hello\n.+\n> *$")
-    assert re.search(r"^\x1b\[1m>\x1b\[0m Hello\n\w", chat.screen("-e"), re.M)
+    assert re.search(r"^\x1b\[1m>\x1b\[0m\S* Hello\n\w", chat.screen("-e"), re.M)
     for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         chat = open_chat(**variables)
         assert "\x1b" not in chat.screen("-e")

@@ -86,14 +86,15 @@ struct LineEditor::Keys {
         return *static_cast<Keys*>(keys);
     }
 
-    // The next character of the terminal, by libedit's own function: 1, 0 at its end, -1 when Ctrl-C comes.
+    // The next character of the terminal: 1, 0 at its end, -1 when Ctrl-C comes. libedit's own function reads
+    // it: no other one can draw the line again and set libedit's handlers again after a signal.
     int get(wchar_t* key) {
         while (!interrupted) {
             el_set(edit, EL_GETCFN, EL_BUILTIN_GETCFN);
             const int n = el_wgetc(edit, key);
             el_set(edit, EL_GETCFN, next);
             if (n == 1) n_keys++;
-            if (n >= 0 || errno != EINTR) return n;
+            if (n >= 0 || errno != EINTR) return n;  // else a signal that the program ignores, or Ctrl-C
         }
         return -1;
     }
