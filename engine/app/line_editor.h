@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "engine/app/streams.h"
@@ -14,7 +15,7 @@ enum class Typed { line, too_long, end, ctrl_c };
 
 // With libedit (make LINE_EDITOR=1, the default) arrow keys, history, Ctrl-R and what else ~/.editrc says; a
 // paste, even of several lines, stays one text. Without it, or where standard input or error is no terminal,
-// a line ends where the stream has one. There is one editor at a time.
+// a line ends where the stream has one. But while a line is read the terminal keeps its settings.
 class LineEditor {
   public:
     // `most`: bytes that a text may have; of a longer one no more is kept in memory. `history`: a file of
@@ -35,5 +36,6 @@ class LineEditor {
     bool terminal_;
     std::string history_;
     size_t most_;
-    [[maybe_unused]] bool has_keys_ = false;  // libedit reads, where it is compiled in
+    struct Keys;  // libedit, where it is compiled in and the terminal has keys
+    std::unique_ptr<Keys> keys_;
 };
