@@ -15,7 +15,7 @@ enum class Typed { line, too_long, end, ctrl_c };
 
 // With libedit (make LINE_EDITOR=1, the default) arrow keys, history, Ctrl-R and what else ~/.editrc says; a
 // paste, even of several lines, stays one text. Without it, or where standard input or error is no terminal,
-// a line ends where the stream has one. But while a line is read the terminal keeps its settings.
+// a line ends where the stream has one. The terminal has other settings only while a line is read.
 class LineEditor {
   public:
     // `most`: bytes that a text may have; of a longer one no more is kept in memory. `history`: a file of

@@ -31,24 +31,18 @@ static bool apple_has(const char* name) {
 // Whether this processor, and its operating system, have the level's instructions.
 [[maybe_unused]] static bool processor_has(Level level) {
 #if defined(__x86_64__)
-    // Intel SDM, CPUID. Leaf 1, ecx: bits 12 FMA, 27 OSXSAVE, 28 AVX, 29 F16C. Leaf 7, ebx: 5 AVX2, 16
-    // AVX512F, 17 AVX512DQ, 30 AVX512BW, 31 AVX512VL; ecx: 11 AVX512_VNNI; subleaf 1, eax: 4 AVX-VNNI.
-    constexpr unsigned avx_bits = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29;
-    constexpr unsigned avx512_bits = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-    unsigned a = 0, b1 = 0, b7 = 0, c1 = 0, c7 = 0, d = 0;
-    const bool has_leaf1 = __get_cpuid(1, &a, &b1, &c1, &d) != 0;
-    const bool has_leaf7 = __get_cpuid_count(7, 0, &a, &b7, &c7, &d) != 0;
-    // Which registers the system saves (XCR0): bits 1 and 2 are SSE's and AVX's, 5 to 7 AVX-512's.
-    unsigned saved = 0;
-    if (has_leaf1 && (c1 & avx_bits) == avx_bits) asm volatile("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-    const bool has_avx2 = has_leaf7 && (saved & 0x6) == 0x6 && (b7 >> 5 & 1) != 0;
+    // Intel SDM, CPUID. Leaf 1, ecx: bit 29 F16C; leaf 7, subleaf 1, eax: bit 4 AVX-VNNI. Of these the
+    // compilers' function (GCC manual, "x86 Built-in Functions") does not know in all versions.
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    __builtin_cpu_init();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                          __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
     if (level == avx2) return has_avx2;
-    if (level == avx512vnni)
-        return has_avx2 && (saved & 0xE6) == 0xE6 && (b7 & avx512_bits) == avx512_bits && (c7 >> 11 & 1) != 0;
-    if (level == avxvnni) {
-        unsigned b = 0, c = 0;
+    if (level == avxvnni)
         return has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
-    }
+    if (level == avx512vnni)
+        return has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 #elif defined(__aarch64__) && defined(__APPLE__)
     const bool has_dotprod = apple_has("hw.optional.arm.FEAT_DotProd");
     if (level == neon) return true;

@@ -22,7 +22,7 @@
 // Sizes that no real tokenizer comes near. They bound the work and the memory that a small file can ask for.
 constexpr uint32_t max_token_bytes = 1 << 14;    // printed each time the token is generated
 constexpr uint32_t max_merge_bytes = 1 << 24;    // of all merged tokens, and 256 more for each merge
-constexpr uint32_t max_added_bytes = 1 << 22;    // of all added tokens, for each of which there is a node
+constexpr uint32_t max_added_bytes = 1 << 22;    // of all added tokens, which are searched for everywhere
 constexpr uint32_t max_pattern_bytes = 1 << 14;  // each takes time at every byte of a text
 constexpr uint32_t max_chat_bytes = 1 << 20;     // repeated in every turn
 
@@ -71,43 +71,17 @@ struct AddedToken {
     std::string text;
 };
 
-// Finds added tokens, such as <|im_end|>, in a text: the automaton of Aho and Corasick ("Efficient string
-// matching", 1975), which takes time in proportion to the text, whatever the tokens. Here it reads backwards:
-// after s[i..] its state is the longest prefix of s[i..] that is a suffix of some token, and the longest
-// token at i is that state or a prefix of it.
+// Finds added tokens, such as <|im_end|>, in a text.
 class AddedTokens {
   public:
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
-        size_t bytes = 0;
-        for (const AddedToken& t : tokens_) bytes += t.text.size();
-        nodes_.reserve(bytes + 1);
-        nodes_.push_back({});
-        // Tokens, and the nodes of their last bytes. Sorted by their bytes from the last one on: tokens with
-        // a common suffix are adjacent, and so are the nodes that extend it by a byte.
-        std::vector<std::pair<int32_t, int32_t>> growing;
-        for (size_t i = 0; i < tokens_.size(); i++) growing.emplace_back(i, 0);
-        std::stable_sort(growing.begin(), growing.end(), [&](const auto& x, const auto& y) {
-            const std::string &a = tokens_[x.first].text, &b = tokens_[y.first].text;
-            return std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
-        });
-        // Breadth first, as `shorter` is a node of fewer bytes.
-        for (size_t size = 1; !growing.empty(); size++) {
-            for (auto& [token, node] : growing) {
-                const std::string& text = tokens_[token].text;
-                const char byte = text[text.size() - size];
-                if (nodes_[node].n_longer == 0 || nodes_.back().byte != byte) {
-                    const int32_t shorter = node == 0 ? 0 : step(nodes_[node].shorter, byte);
-                    if (nodes_[node].n_longer++ == 0) nodes_[node].longer = int32_t(nodes_.size());
-                    if (node == 0) first_[uint8_t(byte)] = int32_t(nodes_.size());
-                    nodes_.push_back({0, shorter, nodes_[shorter].token, 0, byte});
-                }
-                node = int32_t(nodes_.size()) - 1;
-                int32_t& longest = nodes_[node].token;
-                if (text.size() == size && (longest < 0 || tokens_[longest].text.size() < size))
-                    longest = token;
-            }
-            std::erase_if(growing, [&](const auto& g) { return tokens_[g.first].text.size() == size; });
+        std::ranges::stable_sort(tokens_, {}, &AddedToken::text);
+        const auto repeated = std::ranges::unique(tokens_, {}, &AddedToken::text);
+        tokens_.erase(repeated.begin(), repeated.end());
+        for (const AddedToken& t : tokens_) {
+            is_first_[uint8_t(t.text[0])] = true;
+            shorter_.push_back(longest_prefix(t.text, int(shorter_.size()) - 1));
         }
     }
 
@@ -118,38 +92,33 @@ class AddedTokens {
     // Every place in `s` where a token starts, from left to right, each with the longest token there.
     std::vector<Found> find(std::string_view s) const {
         std::vector<Found> found;
-        int32_t node = 0;
-        for (size_t i = tokens_.empty() ? 0 : s.size(); i-- > 0;) {
-            node = step(node, s[i]);
-            if (const int32_t token = nodes_[node].token; token >= 0) found.push_back({i, &tokens_[token]});
+        for (size_t i = 0; i < s.size(); i++) {
+            if (!is_first_[uint8_t(s[i])]) continue;
+            const std::string_view rest = s.substr(i);
+            const auto behind = std::ranges::upper_bound(tokens_, rest, {}, &AddedToken::text);
+            if (const int t = longest_prefix(rest, int(behind - tokens_.begin()) - 1); t >= 0)
+                found.push_back({i, &tokens_[size_t(t)]});
         }
-        std::reverse(found.begin(), found.end());
         return found;
     }
 
   private:
-    // A node stands for a suffix of a token's text; nodes_[0] for the empty one.
-    struct Node {
-        int32_t longer = 0;     // the first of the nodes with one byte more on the left, sorted by that byte
-        int32_t shorter = 0;    // the longest other node that is a prefix of this one
-        int32_t token = -1;     // the longest token that is a prefix of this node
-        uint16_t n_longer = 0;  // up to 256
-        char byte = 0;          // its first
-    };
-    // The state after one more byte on the left.
-    int32_t step(int32_t node, char byte) const {
-        for (; node != 0; node = nodes_[node].shorter) {
-            const auto first = nodes_.begin() + nodes_[node].longer, end = first + nodes_[node].n_longer;
-            const auto longer =
-                std::lower_bound(first, end, byte, [](const Node& n, char value) { return n.byte < value; });
-            if (longer != end && longer->byte == byte) return int32_t(longer - nodes_.begin());
-        }
-        return first_[uint8_t(byte)];
+    // The longest token that `s` begins with; -1 if there is none. `last`: the last one that is sorted before
+    // `s`, or -1. What is sorted between a beginning of `s` and `s` begins with it, too: so it is `last` or
+    // one of those that `last` begins with.
+    int longest_prefix(std::string_view s, int last) const {
+        if (last < 0) return -1;
+        const std::string& text = tokens_[size_t(last)].text;
+        const auto n_equal =
+            std::mismatch(s.begin(), s.end(), text.begin(), text.end()).second - text.begin();
+        while (last >= 0 && tokens_[size_t(last)].text.size() > size_t(n_equal))
+            last = shorter_[size_t(last)];
+        return last;
     }
 
-    std::vector<AddedToken> tokens_;
-    std::vector<Node> nodes_;
-    std::array<int32_t, 256> first_{};  // nodes of one byte: those after nodes_[0], found faster
+    std::vector<AddedToken> tokens_;    // sorted by text
+    std::vector<int> shorter_;          // of each, the longest other one that it begins with, or -1
+    std::array<bool, 256> is_first_{};  // bytes that tokens begin with
 };
 
 // What holds of a sound section: if not, throws "tokenizer: " and the parts.
