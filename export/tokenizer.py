@@ -32,9 +32,9 @@ DROP_GAPS = 1  # of a step
 MAX_STEPS = 16
 ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
 
-# What the programs load at most, in bytes (engine/text/vocabulary.h): the longest token, all added tokens, the
+# What the programs load at most, in bytes (engine/text/vocabulary.h): the longest token, the longest added token, the
 # pattern, and all merged tokens with 256 bytes more for each merge.
-MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 22, 1 << 14, 1 << 24
+MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 10, 1 << 14, 1 << 24
 
 # What ByteLevel splits by when `use_regex` is true, written into `tokenizers` itself (it is GPT-2's).
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -346,7 +346,7 @@ def _check_sizes(
     longest = max(range(len(tokens)), key=lambda token_id: len(tokens[token_id]))
     for field, size, most in (
         ("added_tokens" if longest in added else "model.vocab", len(tokens[longest]), MAX_TOKEN),
-        ("added_tokens", sum(len(tokens[token_id]) for token_id in added), MAX_ADDED),
+        ("added_tokens", max((len(tokens[token_id]) for token_id in added), default=0), MAX_ADDED),
         ("pre_tokenizer.pattern", len(pattern), MAX_PATTERN),
         ("model.merges", sum(len(tokens[merged]) for merged in merges[:, 2]), MAX_MERGED + 256 * len(merges)),
     ):

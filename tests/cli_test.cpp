@@ -1280,26 +1280,6 @@ TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer 
 // ----------------------------------------------------------------------------
 // Perplexity and speed
 
-#ifndef NO_TOKENIZER
-TEST_CASE("tokenizer: the most bytes that an id stands for, as far as every text has ids") {
-    Section s;
-    for (int byte = 0; byte < 256; byte++)
-        s.add(std::string(1, static_cast<char>(byte)), section::defined | section::word);
-    s.add("ab", section::defined | section::word);
-    s.added = {{s.add("<x>", section::defined), 0}};
-    s.pattern = "[a-z]+";
-    const auto most = [&] {
-        const std::string bytes = s.bytes();
-        return Tokenizer(std::as_bytes(std::span(bytes)), s.vocab_size()).most_bytes_per_id();
-    };
-    CHECK(most() == 3);
-    s.flags = section::nfc_flag;
-    CHECK(most() == 3 * most_bytes_per_nfc_byte);
-    s.added[0][1] = AddedToken::lstrip;
-    CHECK(most() == 0);
-}
-#endif
-
 TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     Bigram table;
     TableModel model = table.model();

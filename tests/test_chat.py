@@ -352,12 +352,13 @@ def test_a_paste_stays_one_message(open_chat, tmp_path):
 
 
 def test_a_paste_that_is_too_long(open_chat, tmp_path):
-    """One line, and nothing of it is said, shown or kept; what is typed next is a message."""
+    """One line, and nothing of it is said; what is typed next is a message."""
     chat = open_chat("-n", 3)
     (tmp_path / "text").write_text("x" * 70_000)
     chat.tmux("load-buffer", tmp_path / "text")
     chat.tmux("paste-buffer", "-p", "-t", "chat")
-    chat.wait_for(r"^this message is longer than 65536 bytes, and so than the context of 512 tokens\n> *$")
+    chat.type("Enter")
+    chat.wait_for(r"^this message is too long: \d+ tokens, the context is 512 \(--ctx\)\n> *$")
     chat.say("Hello")
     chat.wait_for(r"^> Hello\n.+\n> *$")
     assert [words for role, words in saved(chat, tmp_path / "a.json") if role == "user"] == ["Hello"]

@@ -508,30 +508,6 @@ def test_one_pattern_that_does_what_two_steps_do(tool: Path, tmp_path: Path) -> 
     assert one.encode(texts) == two.encode(texts)
 
 
-def test_what_nfc_makes_shorter() -> None:
-    """No character of a text in NFC is made of more bytes than the bound of pre_tokenizer.h says.
-
-    cost: of each character of full decompositions, the most bytes that any way to write it takes for it.
-    """
-    # All that are assigned: others have no decomposition.
-    characters = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cn", "Co", "Cs")]
-    parts = {c: unicodedata.normalize("NFD", c) for c in characters}
-    cost: dict[str, float] = {}
-    for c in characters:
-        for part in parts[c]:
-            cost[part] = max(cost.get(part, 0), len(c.encode()) / len(parts[c]))
-    kept = [c for c in characters if unicodedata.normalize("NFC", c) == c]
-    most = max(sum(cost[part] for part in parts[c]) / len(c.encode()) for c in kept)
-    assert most == 3.5
-    (line,) = re.findall(
-        r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "pre_tokenizer.h").read_text()
-    )
-    assert int(line) >= most
-    for c in kept:  # NFC cuts no text in front of what is up to U+0020, nor makes such a character
-        assert len(c) == 1
-        assert ord(c) <= 0x20 or not any(ord(part) <= 0x20 for part in parts[c])
-
-
 def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:
     """Every pair of characters that may compose, split by marks and not."""
     hf = pairs_tokenizer(None)

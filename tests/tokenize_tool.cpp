@@ -46,15 +46,6 @@ void write_items(const Items& items) {
     std::fwrite(items.data(), sizeof items[0], n, stdout);
 }
 
-// The ids, of which there are not fewer than the text's length allows.
-std::vector<int> encode(const Tokenizer& tokenizer, const std::string& text, bool bos) {
-    const std::vector<int> ids = tokenizer.encode(text, bos);
-    const size_t most = tokenizer.most_bytes_per_id();
-    if (most > 0 && ids.size() * most < utf8_replace_invalid(text).size())
-        throw std::runtime_error("more bytes than the ids can be");
-    return ids;
-}
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -103,7 +94,7 @@ int main(int argc, char** argv) try {
             for (const int id : ids) text += stream.push(tokenizer.token_bytes(id));
             write_items(text + stream.flush());
         } else {
-            write_items(encode(tokenizer, read_string(n), mode == "--bos"));
+            write_items(tokenizer.encode(read_string(n), mode == "--bos"));
         }
     }
     for (uint8_t options = 0; mode == "--chat" && read_bytes(&options, 1);) {

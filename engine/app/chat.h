@@ -220,7 +220,7 @@ inline void run_chat(Session& s, const Options& o, std::optional<std::string> fi
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--mode chat");
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
     const bool terminal = is_terminal(io.in);
-    const TextLimit limit = text_limit(&tokenizer, s.context);
+    const TextLimit limit = text_limit(max_prompt_bytes);
     Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path(), limit.n_bytes), terminal};
     if (terminal) note(io.err, "Type a message. /help lists commands, Ctrl-D ends the conversation.\n");
     if (o.system) chat.messages.push_back({"system", *o.system});

@@ -215,8 +215,7 @@ int run(Options o, const Program& program, const Streams& io) {
             const std::string line = format("reading: %zu of %zu tokens", n_done, n_tokens);
             note(io.err, "\r" + (n_done < n_tokens ? line : std::string(line.size(), ' ') + "\r"));
         };
-    const std::optional<std::string> text =
-        prompt ? prompt_text(std::move(*prompt), o, model, context) : o.prompt;
+    const std::optional<std::string> text = prompt ? prompt_text(std::move(*prompt), o) : o.prompt;
     const std::vector<int> ids = o.ppl ? file_ids(model, *o.ppl, io.in) : std::vector<int>{};
     catch_ctrl_c();  // not before: reading and loading just die
     std::optional<NotFinite> not_finite;

@@ -275,22 +275,12 @@ struct TextLimit {
     }
 };
 
-// The most that there is memory for. (Up to 64 KiB are encoded in any case, so that the error line of a
-// prompt can say how many tokens they are.)
-constexpr uint64_t least_limit = 1 << 16;
-inline TextLimit memory_limit() {
-    return {size_t(std::max(available_memory() / 128, least_limit)), "for which there is not enough memory"};
-}
+constexpr size_t max_prompt_bytes = 1 << 24;  // or of a message
 
-// Of a prompt or a message. With a tokenizer: what is longer is no text of `context` tokens. Where that says
-// nothing: 16 MiB, or what there is memory for.
-inline TextLimit text_limit(const Tokenizer* tokenizer, int context) {
-    constexpr uint64_t most = 1 << 24;
-    const TextLimit memory = memory_limit();
-    const uint64_t fits = tokenizer != nullptr ? tokenizer->most_bytes_per_id() * uint64_t(context) : 0;
-    if (fits > 0 && fits <= memory.n_bytes)
-        return {size_t(std::max(fits, least_limit)), format("and so than the context of %d tokens", context)};
-    if (memory.n_bytes < most) return memory;
+// As many bytes as there is memory for, but at least 64 KiB and at most `most`.
+inline TextLimit text_limit(size_t most) {
+    const size_t room = std::max(available_memory() / 128, uint64_t{1} << 16);
+    if (room < most) return {room, "for which there is not enough memory"};
     return {most, "the most that is held in memory at once"};
 }
 
@@ -304,9 +294,9 @@ inline std::optional<TextFile> prompt_file(const Options& o, std::FILE* in) {
     return TextFile(prompt_option(o), o.file.value_or("-"), in);
 }
 
-// The prompt in it, for this model. Throws UsageError if it is too long.
-inline std::string prompt_text(TextFile file, const Options& o, const Model& m, int context) {
-    const TextLimit limit = text_limit(m.tokenizer.get(), context);
+// The prompt in it. Throws UsageError if it is too long.
+inline std::string prompt_text(TextFile file, const Options& o) {
+    const TextLimit limit = text_limit(max_prompt_bytes);
     std::optional<std::string> text = file.text(limit.n_bytes + 1);
     if (!text) throw UsageError(limit.line(std::string(prompt_option(o)) + ": the prompt"));
     if (text->ends_with('\n')) text->pop_back();  // the file's last line has ended; the text may go on

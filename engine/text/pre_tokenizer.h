@@ -16,11 +16,6 @@
 
 #include "engine/text/utf8.h"
 
-// No text has more than this many times the bytes of its NFC form. Every character that is in NFC is made of
-// at most 3.5 times its own bytes: U+0390 of U+1FBE, U+0308 and U+0301 (7 bytes to 2). A syllable of Hangul
-// is made of 3 times as many. tests/test_tokenizer.py::test_what_nfc_makes_shorter looks at all characters.
-constexpr size_t most_bytes_per_nfc_byte = 4;
-
 #ifdef NO_TOKENIZER
 // What there is instead: encode() throws before it uses any of it.
 inline std::string nfc(std::string_view s) { return std::string(s); }

@@ -49,19 +49,6 @@ class Tokenizer : public Vocabulary {
         return ids;
     }
 
-    // A text (valid UTF-8) of more than n times as many bytes is more than n ids. 0: there is no such number,
-    // as some text has no ids: bytes without a token, what a step drops, white space beside an added token.
-    size_t most_bytes_per_id() const {
-        size_t most = longest_added_;
-        bool drops = added_flags_ & (AddedToken::lstrip | AddedToken::rstrip);
-        for (const SplitStep& step : steps_) drops = drops || step.drops_gaps;
-        for (int byte = 0; byte <= 0xF4; byte++)  // C0, C1 and F5 up are in no UTF-8
-            drops = drops || (byte_ids_[byte] < 0 && byte != 0xC0 && byte != 0xC1);
-        for (int id = 0; id < vocab_size(); id++)
-            if (token_flags_[id] & kWord) most = std::max(most, token_bytes(id).size());
-        return drops ? 0 : most * (flags_ & kNfc ? most_bytes_per_nfc_byte : 1);
-    }
-
   private:
     // Cuts `s` at the added tokens in it, whose ids it appends: on_text(stretch) for what is between them. Of
     // the tokens that match at one place the longest is taken. This follows `find_matches` of Hugging Face's

@@ -22,7 +22,7 @@
 // Sizes that no real tokenizer comes near. They bound the work and the memory that a small file can ask for.
 constexpr uint32_t max_token_bytes = 1 << 14;    // printed each time the token is generated
 constexpr uint32_t max_merge_bytes = 1 << 24;    // of all merged tokens, and 256 more for each merge
-constexpr uint32_t max_added_bytes = 1 << 22;    // of all added tokens, which are searched for everywhere
+constexpr uint32_t max_added_bytes = 1 << 10;    // of an added token: compared with a text in many places
 constexpr uint32_t max_pattern_bytes = 1 << 14;  // each takes time at every byte of a text
 constexpr uint32_t max_chat_bytes = 1 << 20;     // repeated in every turn
 
@@ -262,8 +262,6 @@ class Vocabulary {
     std::vector<Merge> merges_;                   // a hash table by left and right
     std::vector<int32_t> words_;                  // ids, a hash table by their bytes; only for kIgnoreMerges
     AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
-    size_t longest_added_ = 0;                    // bytes that one of them is found by
-    uint32_t added_flags_ = 0;                    // that some of them have
     std::vector<SplitStep> steps_;
     AnchoredRegex word_pattern_;
 
@@ -336,7 +334,6 @@ class Vocabulary {
     void read_added(const std::vector<std::array<uint32_t, 2>>& stored, bool has_word_pattern) {
         std::vector<AddedToken> raw, normalized;
         std::vector<bool> seen(token_flags_.size());
-        uint64_t bytes = 0;
         for (size_t i = 0; i < stored.size(); i++) {
             const uint32_t id = stored[i][0], f = stored[i][1];
             const auto check_id = [&](bool is_sound, const auto&... what) {
@@ -350,14 +347,10 @@ class Vocabulary {
             check_id(!text.empty(), " is a token without text");
             check_id(!seen[id], " is there twice");
             seen[id] = true;
-            bytes += text.size();
-            check_id(bytes <= max_added_bytes, " makes added tokens longer than ", max_added_bytes,
-                     " bytes in all");
+            check_id(text.size() <= max_added_bytes, " is a token longer than ", max_added_bytes, " bytes");
             SectionReader::check_text(text, "added token");
             const bool is_normalized = (f & AddedToken::normalized) != 0;
             if (is_normalized && flags_ & kNfc) text = nfc(text);
-            longest_added_ = std::max(longest_added_, text.size());
-            added_flags_ |= f;
             (is_normalized ? normalized : raw).push_back({int(id), f, std::move(text)});
         }
         raw_tokens_ = AddedTokens(std::move(raw));
