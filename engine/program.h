@@ -45,7 +45,7 @@ inline bool fast_quantize(Int8Rows& out, int t, const float* x, const float* fix
 }
 // quantize() of all rows, likewise.
 inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
-    if (out.kernels != nullptr && out.kernels->quantize(out, x, group_size)) return true;
+    if (out.kernels != nullptr) return out.kernels->quantize(out, x, group_size), true;
     out.resize(x.n_rows, x.n_cols, group_size);
     if (x.n_rows > 0 && !fast_quantize(out, 0, x.row(0), fixed_scale)) return false;  // nor will the others
     parallel_for(x.n_rows - 1, [&](int i) { fast_quantize(out, i + 1, x.row(i + 1), fixed_scale); });

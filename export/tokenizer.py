@@ -343,9 +343,9 @@ def _check_sizes(
     tokens: list[bytes], merges: np.ndarray, added: dict[int, int], pattern: bytes, refuse: Refusal
 ) -> None:
     """Refuses what is larger than the programs load."""
-    longest = max(range(len(tokens)), key=lambda token_id: len(tokens[token_id]))
+    others = [token for token_id, token in enumerate(tokens) if token_id not in added]
     for field, size, most in (
-        ("added_tokens" if longest in added else "model.vocab", len(tokens[longest]), MAX_TOKEN),
+        ("model.vocab", max(map(len, others), default=0), MAX_TOKEN),
         ("added_tokens", max((len(tokens[token_id]) for token_id in added), default=0), MAX_ADDED),
         ("pre_tokenizer.pattern", len(pattern), MAX_PATTERN),
         ("model.merges", sum(len(tokens[merged]) for merged in merges[:, 2]), MAX_MERGED + 256 * len(merges)),

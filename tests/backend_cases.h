@@ -46,7 +46,8 @@ inline bool accepts(const Opened& b, const QuantMatrix& w) {
     return status == QUANT_GEMM_OK;
 }
 
-// x times w, twice in one call. Checks that both are the same and that nothing is written behind them.
+// x times w, twice in one call. Checks that both are the same and, of a back end on a CPU, that nothing is
+// written behind them.
 inline std::vector<float> outputs(Opened& b, const QuantRows& x, const QuantMatrix& w,
                                   bool in_place = false) {
     const size_t n = size_t(x.n_rows * w.n_rows);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -154,6 +155,29 @@ TEST_CASE("back ends: codes, scales and sums of activations are those of the pla
             CHECK(sums == make_matrix(codes, scales, 2, n / 2, group_size).sums);
         }
     });
+}
+
+TEST_CASE("back ends: what leaves quantizing to the program gets codes, scales, sums, and NaN for a scale") {
+    QuantGemmBackend api = *load_backend(folder / "quant_gemm_portable.so");
+    api.quantize = nullptr;
+    Backend backend(&api);
+    std::mt19937 rng(8);
+    Rows x(2, 192);
+    x.n_rows = 2;
+    x.values = random_values(rng, 2 * 192);
+    Int8Rows rows;
+    backend.quantize(rows, x, 64);
+    std::vector<int8_t> codes(2 * 192);
+    std::vector<float> scales(6);
+    reference_quantize(codes.data(), scales.data(), x.row(0), 2 * 192, 64);
+    CHECK(std::vector<int8_t>(rows.codes.begin(), rows.codes.begin() + 2 * 192) == codes);
+    CHECK(std::vector<float>(rows.scales.begin(), rows.scales.begin() + 6) == scales);
+    CHECK(std::vector<int32_t>(rows.sums.begin(), rows.sums.begin() + 6) ==
+          make_matrix(codes, scales, 2, 192, 64).sums);
+    x.row(1)[100] = NAN;
+    backend.quantize(rows, x, 64);
+    CHECK(std::isfinite(rows.row_scales(0)[1]));
+    CHECK(std::isnan(rows.row_scales(1)[1]));
 }
 
 TEST_CASE("back ends: the loader refuses what is none") {

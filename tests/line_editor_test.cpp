@@ -186,6 +186,7 @@ TEST_CASE("line editor: the terminal has its own settings but while a line is re
     const Pty pty;
     {
         LineEditor editor(pty.streams(), "", 1 << 16);
+        CHECK(pty.is_as_at_first());
         std::string text;
         for (int i = 0; i < 2; i++) {
             std::thread keyboard([&] {
@@ -227,6 +228,28 @@ TEST_CASE("line editor: with keys, Ctrl-C is heard that came before the wait or 
     pty.shown_until("> ");
     pty.type("next\n");
     CHECK(exit_code(child) == 7);
+}
+
+TEST_CASE("line editor: with keys, Ctrl-C is heard that another thread takes") {
+    choose_terminal(true);
+    const Pty pty;
+    const pid_t child = start([&] {
+        std::signal(SIGINT, SIG_DFL);
+        catch_ctrl_c();
+        sigset_t ctrl_c;
+        sigemptyset(&ctrl_c);
+        sigaddset(&ctrl_c, SIGINT);
+        std::thread([] { pause(); }).detach();  // takes it: begun before the other blocks it
+        pthread_sigmask(SIG_BLOCK, &ctrl_c, nullptr);
+        LineEditor editor(pty.streams(), "", 1 << 16);
+        std::string text;
+        return editor.read("> ", text) == Typed::ctrl_c ? 7 : 1;
+    });
+    pty.shown_until("> ");
+    wait_for_sleep("/proc/" + std::to_string(child) + "/stat");
+    kill(child, SIGINT);
+    CHECK(exit_code(child) == 7);
+    CHECK(pty.is_as_at_first());
 }
 
 TEST_CASE("line editor: a signal that is ignored leaves the line as it is") {

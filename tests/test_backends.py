@@ -197,7 +197,7 @@ def compile_example(folder, changes=()):
     (folder / "example.c").write_text(text)
     library = folder / "quant_gemm_example.so"
     warnings = ("-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror")
-    command = ["gcc", *warnings, "-O2", "-fPIC", "-shared", "-I", ROOT, folder / "example.c", "-o", library, "-lm"]
+    command = ["gcc", *warnings, "-O2", "-fPIC", "-shared", "-I", ROOT, folder / "example.c", "-o", library]
     subprocess.run([*map(str, command)], check=True)
 
 

@@ -435,7 +435,7 @@ TEST_CASE("NFC takes as long for marks in the wrong order as in the right one") 
     CHECK(cost([&] { (void)nfc("a" + repeated("\xCC\x81\xCC\xA3", 20'000)); }) < 20 * sorted);
 }
 
-TEST_CASE("added tokens are found in one pass over the text") {
+TEST_CASE("added tokens are found in a time that their number hardly changes") {
     const std::string text(300'000, 'a'), spaces(300'000, ' ');
     const Tokenizer none = load(bytes_section());
     const double plain = cost([&] { (void)none.encode(text, false); });
@@ -449,6 +449,14 @@ TEST_CASE("added tokens are found in one pass over the text") {
     const Tokenizer many = load(s);
     CHECK(many.encode(text, false).size() == text.size());
     CHECK(cost([&] { (void)many.encode(text, false); }) < 50 * plain);
+
+    // The most: a place where all of 1,000 tokens begin that each begin with the one before, but none ends.
+    s = bytes_section();
+    for (size_t n = 2; n <= 1000; n++) s.added.push_back({s.add(std::string(n, 'a'), defined), 0});
+    const Tokenizer nested = load(s);
+    std::string steps;
+    while (steps.size() < text.size()) steps += "ab";
+    CHECK(cost([&] { (void)nested.encode(steps, false); }) < 500 * plain);
 
     // The white space that a token takes along is measured once.
     for (const uint32_t flags : {4, 8, 4 | 8}) {

@@ -18,7 +18,6 @@
 #include <cerrno>
 #include <clocale>
 #include <csignal>
-#include <cwchar>
 #include <filesystem>
 #include <new>
 #include <string_view>
@@ -69,7 +68,7 @@ struct LineEditor::Keys {
         el_set(edit, EL_HIST, history, earlier);
         el_set(
             edit, EL_PROMPT_ESC, +[](EditLine* e) { return of(e).prompt.data(); }, '\1');
-        el_set(edit, EL_GETCFN, next);
+        el_wset(edit, EL_GETCFN, next);
         el_set(edit, EL_ADDFN, "runq-paste", "insert what is pasted", paste);
         el_set(edit, EL_BIND, paste_begins, "runq-paste", nullptr);
         el_set(edit, EL_BIND, "^R", "em-inc-search-prev", nullptr);
@@ -77,6 +76,7 @@ struct LineEditor::Keys {
         struct sigaction action {};
         action.sa_handler = [](int) {};
         sigaction(SIGALRM, &action, nullptr);
+        tcsetattr(fileno(io.in), TCSADRAIN, &at_first);  // el_init() has changed them
     }
     ~Keys() {
         el_end(edit);
@@ -91,16 +91,24 @@ struct LineEditor::Keys {
         return *static_cast<Keys*>(keys);
     }
 
+    // From now on a SIGALRM comes as often; 0: none.
+    static void set_timer(suseconds_t microseconds) {
+        const itimerval timer{{0, microseconds}, {0, microseconds}};
+        setitimer(ITIMER_REAL, &timer, nullptr);
+    }
+
     // The next character of the terminal: 1, 0 at its end, -1 when Ctrl-C comes. libedit's own function reads
-    // it: no other one can draw the line again and set libedit's handlers again after a signal. It goes on
-    // after a first EINTR, and a signal may come before it reads: so a timer sends some more.
+    // it: no other one can draw the line again and set libedit's handlers again after a signal. One may come
+    // just before it reads: so a timer sends another.
     int get(wchar_t* key) {
         while (!interrupted) {
-            el_set(edit, EL_GETCFN, EL_BUILTIN_GETCFN);
-            const int n = el_wgetc(edit, key);
-            el_set(edit, EL_GETCFN, next);
+            el_wset(edit, EL_GETCFN, EL_BUILTIN_GETCFN);
+            set_timer(200000);
+            const int n = el_wgetc(edit, key), reason = errno;
+            set_timer(0);
+            el_wset(edit, EL_GETCFN, next);
             if (n == 1) n_keys++;
-            if (n >= 0 || errno != EINTR) return n;
+            if (n >= 0 || reason != EINTR) return n;
         }
         return -1;
     }
@@ -133,12 +141,6 @@ struct LineEditor::Keys {
         return !kept.empty() && el_winsertstr(edit, kept.c_str()) != 0 ? CC_ERROR : CC_REFRESH;
     }
 
-    // From now on a SIGALRM comes as often; 0: none.
-    static void set_timer(suseconds_t microseconds) {
-        const itimerval timer{{0, microseconds}, {0, microseconds}};
-        setitimer(ITIMER_REAL, &timer, nullptr);
-    }
-
     // As LineEditor::read().
     Typed read(const std::string& marker, std::string& line) {
         // What is between two \1 takes no room on the screen. libedit drops it at the end of a prompt.
@@ -148,9 +150,7 @@ struct LineEditor::Keys {
         n_keys = 0;
         int n = 0;
         el_set(edit, EL_PREP_TERM, 1);  // before the marker is seen: behind it Ctrl-D is a key
-        set_timer(200000);
         const char* typed = el_gets(edit, &n);
-        set_timer(0);
         tcsetattr(fileno(io.in), TCSADRAIN, &at_first);
         note(io.err, paste_off);
         if (typed == nullptr || n <= 0 || n_keys > most) {

@@ -15,7 +15,9 @@ enum class Typed { line, too_long, end, ctrl_c };
 
 // With libedit (make LINE_EDITOR=1, the default) arrow keys, history, Ctrl-R and what else ~/.editrc says; a
 // paste, even of several lines, stays one text. Without it, or where standard input or error is no terminal,
-// a line ends where the stream has one. The terminal has other settings only while a line is read.
+// a line ends where the stream has one. The terminal has other settings only while a line is read. A signal
+// that stops or ends the program meanwhile gives the first ones back, but for the mode of pastes, and goes to
+// the whole process group, as libedit does it.
 class LineEditor {
   public:
     // `most`: bytes that a text may have; of a longer one no more is kept in memory. `history`: a file of

@@ -6,8 +6,8 @@
 // most probable until together they have top_p of the probability, of those keep the ones with at least min_p
 // times the probability of the most probable, and draw one of what is left.
 //
-// The vocabulary is large (Llama 3: 128256). Both cuts only need to know *which* tokens are in, not their
-// order, so they partition the tokens instead of sorting them. Nothing is allocated after the first token.
+// The vocabulary is large (Llama 3: 128256), so no cut sorts it: top-k partitions, and top-p takes tokens
+// from a heap until there are enough. Nothing is allocated after the first token.
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 // products. quant_gemm.h is the interface to them.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -21,6 +20,7 @@
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
@@ -101,13 +101,17 @@ class Backend : public OtherKernels {
     // The i-th matrix that was loaded; it lives as long as this.
     const PackedMatrix* loaded(size_t i) const { return &loaded_[i]; }
 
-    bool quantize(Int8Rows& out, const Rows& x, int group_size) override {
-        if (api_->quantize == nullptr) return false;
+    void quantize(Int8Rows& out, const Rows& x, int group_size) override {
         out.resize(x.n_rows, x.n_cols, group_size);
-        check("quantize", api_->quantize(context_, out.codes.data(), out.scales.data(), out.sums.data(),
-                                         x.row(0), x.n_rows, x.n_cols, group_size));
-        parallel_for(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); });
-        return true;
+        if (api_->quantize != nullptr)
+            check("quantize", api_->quantize(context_, out.codes.data(), out.scales.data(), out.sums.data(),
+                                             x.row(0), x.n_rows, x.n_cols, group_size));
+        parallel_for(x.n_rows, [&](int t) {
+            if (api_->quantize == nullptr)
+                quantize_groups(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols,
+                                group_size);
+            keep_nan(out, t, x.row(t));
+        });
     }
 
     // All matrices have to be loaded.

@@ -1,5 +1,5 @@
 // What back ends on a device with its own memory share: errors, which formats they multiply and how codes are
-// laid out, the choice of a device, loading matrices into its memory, and the table of functions.
+// laid out, loading matrices into its memory, and the table of functions.
 #pragma once
 
 #include <cstddef>

@@ -16,9 +16,8 @@ bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool r
 // What quantizes rows and multiplies by them in place of this build's kernels: engine/backend/backend.h.
 struct OtherKernels {
     virtual ~OtherKernels() = default;
-    // Quantizes the rows of x in groups of group_size. False, and nothing written, if it leaves that to
-    // others.
-    virtual bool quantize(Int8Rows& out, const Rows& x, int group_size) = 0;
+    // Quantizes the rows of x in groups of group_size.
+    virtual void quantize(Int8Rows& out, const Rows& x, int group_size) = 0;
     virtual void multiply(const QuantRows& x, std::span<const QuantProduct> products) = 0;
 };
 

@@ -1,4 +1,5 @@
-// Files mapped into memory, and new files that replace the old ones as a whole or not at all.
+// Files mapped into memory, and new files that replace the old ones as a whole or not at all, unless the
+// machine itself stops.
 #pragma once
 
 #include <cerrno>
@@ -48,9 +49,7 @@ inline std::span<const std::byte> map_file(const std::string& path) {
             line += " in the folder " + name_of(std::filesystem::current_path());
         throw std::runtime_error(line);
     }
-    const auto size = static_cast<size_t>(std::filesystem::file_size(name));
-    if (size == 0) return {};
-    return {map_stream(file.get(), size, path), size};
+    return map_stream(file.get(), path);
 }
 
 // A file mapped into memory: its pages come from the disk when they are first read, and the system can drop
@@ -90,7 +89,7 @@ class NewFile {
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
         const std::string name = ".runq-" + std::to_string(std::random_device()()) + ".part";
         temporary_ = target_.parent_path() / name;
-        stream_ = open_file(name_of(temporary_), "wbx");  // x: no file that is there
+        stream_ = open_file(name_of(temporary_), "wb");
         if (stream_ == nullptr) fail();
     }
     ~NewFile() {

@@ -59,11 +59,15 @@ inline std::FILE* open_file(const std::string& path, const char* mode) {
     return std::fopen(path.c_str(), mode);
 }
 
-// Maps the size bytes of a file. Throws std::runtime_error "PATH: cannot map: reason".
-inline const std::byte* map_stream(std::FILE* file, size_t size, const std::string& path) {
+// Maps a file; of an empty one there is nothing. Throws std::runtime_error "PATH: cannot map: reason".
+inline std::span<const std::byte> map_stream(std::FILE* file, const std::string& path) {
+    struct stat info {};
+    fstat(fileno(file), &info);
+    const auto size = static_cast<size_t>(info.st_size);
+    if (size == 0) return {};
     void* p = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fileno(file), 0);
     if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(errno));
-    return static_cast<const std::byte*>(p);
+    return {static_cast<const std::byte*>(p), size};
 }
 inline void unmap_file(std::span<const std::byte> file) {
     munmap(const_cast<std::byte*>(file.data()), file.size());

@@ -105,13 +105,15 @@ inline std::FILE* open_file(const std::string& path, const char* mode) {
     return _wfopen(path_of(path).c_str(), to_utf16(mode).c_str());
 }
 
-inline const std::byte* map_stream(std::FILE* file, size_t, const std::string& path) {
+inline std::span<const std::byte> map_stream(std::FILE* file, const std::string& path) {
+    const auto size = static_cast<size_t>(_filelengthi64(_fileno(file)));
+    if (size == 0) return {};
     const HANDLE mapping = CreateFileMappingW(handle_of(file), nullptr, PAGE_READONLY, 0, 0, nullptr);
     const void* p = mapping == nullptr ? nullptr : MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
     const DWORD code = GetLastError();
     if (mapping != nullptr) CloseHandle(mapping);  // the view keeps what it needs
     if (p == nullptr) throw std::runtime_error(path + ": cannot map: error " + std::to_string(code));
-    return static_cast<const std::byte*>(p);
+    return {static_cast<const std::byte*>(p), size};
 }
 inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.data()); }
 // To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.

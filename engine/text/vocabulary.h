@@ -77,8 +77,8 @@ class AddedTokens {
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
         std::ranges::stable_sort(tokens_, {}, &AddedToken::text);
-        const auto repeated = std::ranges::unique(tokens_, {}, &AddedToken::text);
-        tokens_.erase(repeated.begin(), repeated.end());
+        const auto repeats = [](const auto& x, const auto& y) { return x.text == y.text; };
+        tokens_.erase(std::unique(tokens_.begin(), tokens_.end(), repeats), tokens_.end());
         for (const AddedToken& t : tokens_) {
             is_first_[uint8_t(t.text[0])] = true;
             shorter_.push_back(longest_prefix(t.text, int(shorter_.size()) - 1));
