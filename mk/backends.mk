@@ -11,13 +11,13 @@ PORTABLE := build/portable/$(MACHINE)
 OBJECTS  := build/backends/$(MACHINE)
 BACKEND_PATH = $(PORTABLE)/backends/quant_gemm_$1.so
 
-# What each back end on a CPU is compiled for; `portable` is what any processor of the architecture has.
+# What each back end on a CPU is compiled for, and the program: ISA_portable, what any processor of the architecture has.
 ifeq ($(MACHINE),x86_64)
 ISA_portable   := -march=x86-64
 ISA_avx2       := $(ISA_portable) -mavx2 -mfma -mf16c
 ISA_avxvnni    := $(ISA_avx2) -mavxvnni
 ISA_avx512vnni := $(ISA_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-CPU_BACKENDS   := portable avx2 avxvnni avx512vnni
+CPU_BACKENDS   := avx2 avxvnni avx512vnni
 else ifeq ($(MACHINE),aarch64)
 ISA_portable   := -march=armv8-a
 ISA_neon       := $(ISA_portable)

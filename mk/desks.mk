@@ -98,7 +98,7 @@ build/packages-mingw:
 # Of each: its compilers, the instructions that runq_gptq is compiled for and those of the other programs, what it links
 # with, how programs and libraries are called, and the back ends of runq_gptq (docs/backends.md) with their instructions.
 # zig writes the names of processors its own way, and makes an archive where a library shall be static.
-X86_LEVELS                := portable avx2 avxvnni avx512vnni
+X86_LEVELS                := avx2 avxvnni avx512vnni
 DESK_CXX_windows          := $(ZIG) c++ -target x86_64-windows-gnu
 DESK_CC_windows           := $(ZIG) cc -target x86_64-windows-gnu
 DESK_ANY_windows          := -march=x86_64
@@ -133,7 +133,6 @@ DESK_DLL_macos      := .dylib
 DESK_BACKENDS_macos := dotprod i8mm
 DESK_i8mm           := -mcpu=apple_m2
 DESK_dotprod        := -mcpu=apple_m1
-DESK_portable       :=
 DESK_avx2           := -mavx2 -mfma -mf16c
 DESK_avxvnni        := $(DESK_avx2) -mavxvnni
 DESK_avx512vnni     := $(DESK_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni

@@ -92,14 +92,13 @@ def test_ids_are_the_goldens(kind, program, threads):
 
 @needs_wine
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["portable", "avx2"])
-def test_back_ends_are_loaded(kind, name):
+def test_a_back_end_is_loaded(kind):
     golden = json.loads((ROOT / "golden" / "data" / f"{MODELS['runq_gptq']}.json").read_text())["generations"][-1]
-    args = ["-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids", "--backend", name]
+    args = ["-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids", "--backend", "avx2"]
     done = wine(kind, "runq_gptq", model("runq_gptq"), *args)
     assert done.returncode == 0, done.stderr
     assert [int(i) for i in done.stdout.split(b",")] == golden["new_ids"]
-    assert f"back end {name}".encode() in done.stderr
+    assert b"back end avx2" in done.stderr
 
 
 @needs_wine

@@ -220,8 +220,8 @@ inline void run_chat(Session& s, const Options& o, std::optional<std::string> fi
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--mode chat");
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
     const bool terminal = is_terminal(io.in);
-    const TextLimit limit = text_limit(max_prompt_bytes);
-    Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path(), limit.n_bytes), terminal};
+    const size_t limit = text_limit(max_prompt_bytes);
+    Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path(), limit), terminal};
     if (terminal) note(io.err, "Type a message. /help lists commands, Ctrl-D ends the conversation.\n");
     if (o.system) chat.messages.push_back({"system", *o.system});
     while (!chat.leaves) {
@@ -230,7 +230,7 @@ inline void run_chat(Session& s, const Options& o, std::optional<std::string> fi
         if (is_option) {
             text = *std::exchange(first, std::nullopt);
         } else {
-            const Typed typed = read_message(chat, text, limit.n_bytes);
+            const Typed typed = read_message(chat, text, limit);
             if (typed == Typed::ctrl_c && terminal) {
                 interrupted = 0;
                 note(io.err, "Ctrl-D or /bye ends the conversation.\n");
@@ -238,7 +238,7 @@ inline void run_chat(Session& s, const Options& o, std::optional<std::string> fi
             }
             const std::string name = terminal ? "this message" : "--mode chat: a line of standard input";
             if (typed == Typed::too_long) {
-                note(io.err, limit.line(name) + "\n");
+                note(io.err, too_long(name, limit) + "\n");
                 continue;
             }
             if (typed != Typed::line) break;

@@ -270,8 +270,6 @@ int run_with_streams(int argc, const char* const* argv, const Program& program, 
         return fail("not enough memory", 1);
     } catch (const std::exception& e) {
         return fail(e.what(), 1);
-    } catch (...) {
-        return fail("unknown error", 1);
     }
 }
 

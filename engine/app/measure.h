@@ -79,9 +79,9 @@ Perplexity perplexity(Session& s, std::span<const int> ids, int bos_id, const au
 // The ids of the text at `path`, as far as there is memory to encode it.
 inline std::vector<int> file_ids(const Model& m, const std::string& path, std::FILE* in) {
     const Tokenizer& tokenizer = need_tokenizer(m, "--ppl");
-    const TextLimit limit = text_limit(SIZE_MAX);
-    const std::optional<std::string> text = TextFile("--ppl", path, in).text(limit.n_bytes);
-    if (!text) throw std::runtime_error(limit.line("--ppl: '" + path + "'"));
+    const size_t limit = text_limit(SIZE_MAX);
+    const std::optional<std::string> text = TextFile("--ppl", path, in).text(limit);
+    if (!text) throw std::runtime_error(too_long("--ppl: '" + path + "'", limit));
     return tokenizer.encode(*text, false);
 }
 

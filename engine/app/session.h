@@ -264,24 +264,19 @@ inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
 #endif
 }
 
-// How long a text in memory may be, and what the error line of a longer one says. Encoding takes up to 100
-// bytes for each byte of a text: for one word its ids, their neighbours and the merges that are possible.
-struct TextLimit {
-    size_t n_bytes;
-    std::string reason;
-
-    std::string line(const std::string& text) const {
-        return text + format(" is longer than %zu bytes, ", n_bytes) + reason;
-    }
-};
-
 constexpr size_t max_prompt_bytes = 1 << 24;  // or of a message
 
-// As many bytes as there is memory for, but at least 64 KiB and at most `most`.
-inline TextLimit text_limit(size_t most) {
-    const size_t room = std::max(available_memory() / 128, uint64_t{1} << 16);
-    if (room < most) return {room, "for which there is not enough memory"};
-    return {most, "the most that is held in memory at once"};
+// The bytes that a text may have: `most`, or as many as there is memory for, but at least 64 KiB. To encode
+// one takes up to 100 bytes: for a word its ids, their neighbours and the merges that are possible.
+inline size_t text_limit(size_t most) {
+    return std::min<uint64_t>(most, std::max(available_memory() / 128, uint64_t{1} << 16));
+}
+
+// The error line of a longer one.
+inline std::string too_long(const std::string& text, size_t limit) {
+    const char* reason = limit == max_prompt_bytes ? "the most that is held in memory at once"
+                                                   : "for which there is not enough memory";
+    return text + format(" is longer than %zu bytes, %s", limit, reason);
 }
 
 inline const char* prompt_option(const Options& o) {
@@ -296,9 +291,9 @@ inline std::optional<TextFile> prompt_file(const Options& o, std::FILE* in) {
 
 // The prompt in it. Throws UsageError if it is too long.
 inline std::string prompt_text(TextFile file, const Options& o) {
-    const TextLimit limit = text_limit(max_prompt_bytes);
-    std::optional<std::string> text = file.text(limit.n_bytes + 1);
-    if (!text) throw UsageError(limit.line(std::string(prompt_option(o)) + ": the prompt"));
+    const size_t limit = text_limit(max_prompt_bytes);
+    std::optional<std::string> text = file.text(limit + 1);
+    if (!text) throw UsageError(too_long(std::string(prompt_option(o)) + ": the prompt", limit));
     if (text->ends_with('\n')) text->pop_back();  // the file's last line has ended; the text may go on
     return std::move(*text);
 }

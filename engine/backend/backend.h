@@ -12,7 +12,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/app/options.h"
@@ -46,18 +45,10 @@ inline std::map<std::string, std::filesystem::path> backends_in(const std::files
     return found;
 }
 
-// The name of a required function that a back end lacks, or null.
-inline const char* missing_function(const QuantGemmBackend& api) {
-    const std::pair<const char*, bool> needed[] = {{"rank", api.rank == nullptr},
-                                                   {"open", api.open == nullptr},
-                                                   {"close", api.close == nullptr},
-                                                   {"accepts", api.accepts == nullptr},
-                                                   {"load", api.load == nullptr},
-                                                   {"multiply", api.multiply == nullptr},
-                                                   {"error_text", api.error_text == nullptr}};
-    for (const auto& [name, is_missing] : needed)
-        if (is_missing) return name;
-    return nullptr;
+// Whether a back end has all that it has to have.
+inline bool is_whole(const QuantGemmBackend& api) {
+    return api.name && api.rank && api.open && api.close && api.accepts && api.load && api.multiply &&
+           api.error_text;
 }
 
 // Loads a back end, which stays loaded until the process ends, because its threads' memory does. Throws
@@ -70,9 +61,7 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
     if (api == nullptr || api->version != QUANT_GEMM_VERSION)
         fail(name, " is for version ", api != nullptr ? api->version : 0,
              " of the interface, this program for ", QUANT_GEMM_VERSION);
-    if (api->name == nullptr) fail(name, " has no name");
-    if (const char* function = missing_function(*api); function != nullptr)
-        fail(name, " has no function ", function);
+    if (!is_whole(*api)) fail(name, " lacks a name, or a function other than quantize");
     return api;
 }
 

@@ -6,7 +6,6 @@
 #include <new>
 #include <vector>
 
-#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.cpp"  // compiled for the processors of this back end
 
 namespace {
@@ -17,30 +16,6 @@ struct Context {
 };
 
 int32_t no_memory() { return cpu_fail(QUANT_GEMM_NO_MEMORY, "out of memory"); }
-
-// Does what quant_matmul does where it has no path (level `portable`): expands each row once and multiplies
-// it by all tokens.
-void multiply_plainly(const QuantRows& x, const QuantProduct& p) {
-    const int groups = n_groups(x), size = x.group_size;
-    parallel_ranges(p.w.n_rows, [&](int begin, int end) {
-        std::vector<int8_t> codes(size_t(x.n_cols));
-        std::vector<float> scales(static_cast<size_t>(groups));
-        for (int i = begin; i < end; i++) {
-            expand_columns(codes.data(), p.w, i, 0, x.n_cols);
-            expand_scales(scales.data(), p.w, i);
-            for (int t = 0; t < x.n_rows; t++) {
-                const int8_t* from = row_codes(x, t);
-                float sum = 0;
-                for (int g = 0; g < groups; g++) {
-                    int32_t acc = 0;
-                    for (int k = g * size; k < (g + 1) * size; k++) acc += int32_t(from[k]) * codes[k];
-                    sum += float(acc) * (scales[g] * row_scales(x, t)[g]);
-                }
-                p.out[size_t(t) * p.w.n_rows + i] = sum;
-            }
-        }
-    });
-}
 
 }  // namespace
 
@@ -77,8 +52,7 @@ int32_t cpu_multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* prod
         list.push_back(*static_cast<const QuantProduct*>(products[i].matrix));
         list.back().out = products[i].out;
     }
-    if (quant_matmul(*x, list)) return QUANT_GEMM_OK;
-    for (const QuantProduct& p : list) multiply_plainly(*x, p);
+    quant_matmul(*x, list);  // every level has a path for such groups
     return QUANT_GEMM_OK;
 } catch (const std::bad_alloc&) {
     return no_memory();

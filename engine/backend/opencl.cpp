@@ -160,25 +160,22 @@ struct OpenCl {
         check(clEnqueueWriteBuffer(queue(), static_cast<cl_mem>(to), CL_TRUE, 0, n_bytes, from, 0, nullptr,
                                    nullptr));
     }
-    void download(void* to, const void* from, size_t n_bytes) {
-        cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
-        check(clEnqueueReadBuffer(queue(), m, CL_TRUE, 0, n_bytes, to, 0, nullptr, nullptr));
-    }
-
-    // Arguments: addresses, each a cl_mem or null, and ints.
-    template <class... Arguments>
-    void run(cl::NDRange global, cl::NDRange local, Arguments... arguments) {
-        cl_uint i = 0;
-        (check(multiply_kernel.setArg(i++, sizeof arguments, &arguments)), ...);
-        check(queue.enqueueNDRangeKernel(multiply_kernel, cl::NullRange, global, local));
+    void download(void* to, void* from, size_t n_bytes) {
+        check(clEnqueueReadBuffer(queue(), static_cast<cl_mem>(from), CL_TRUE, 0, n_bytes, to, 0, nullptr,
+                                  nullptr));
     }
     void multiply(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
         const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
                   halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
         const size_t token_groups = (size_t(x.n_rows) + tokens_at_once - 1) / tokens_at_once;
-        run({size_t(w.n_rows) * items, token_groups}, {items, 1}, w.codes, w.mask, w.scales, w.zeros,
-            w.levels, w.bits, sparse, two_level, halves, w.n_rows, w.n_cols, w.group, x.group_size, x.codes,
-            x.scales, x.n_rows, out);
+        cl_uint i = 0;
+        const auto set = [&](const auto&... arguments) {  // addresses, each a cl_mem or null, and ints
+            (check(multiply_kernel.setArg(i++, sizeof arguments, &arguments)), ...);
+        };
+        set(w.codes, w.mask, w.scales, w.zeros, w.levels, w.bits, sparse, two_level, halves, w.n_rows,
+            w.n_cols, w.group, x.group_size, x.codes, x.scales, x.n_rows, out);
+        check(queue.enqueueNDRangeKernel(multiply_kernel, cl::NullRange,
+                                         {size_t(w.n_rows) * items, token_groups}, {items, 1}));
     }
 };
 

@@ -17,7 +17,7 @@
 
 enum Level { portable, avx2, avxvnni, avx512vnni, neon, dotprod, i8mm };
 // The higher, the faster; by Level.
-constexpr int level_ranks[] = {10, 20, 30, 40, 20, 30, 40};
+constexpr int level_ranks[] = {0, 20, 30, 40, 20, 30, 40};
 
 #if defined(__aarch64__) && defined(__APPLE__)
 // Apple's developer documentation, "Determining instruction set characteristics".
@@ -43,18 +43,16 @@ static bool apple_has(const char* name) {
     if (level == avx512vnni)
         return has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-#elif defined(__aarch64__) && defined(__APPLE__)
-    const bool has_dotprod = apple_has("hw.optional.arm.FEAT_DotProd");
-    if (level == neon) return true;
-    if (level == dotprod) return has_dotprod;
-    if (level == i8mm) return has_dotprod && apple_has("hw.optional.arm.FEAT_I8MM");
 #elif defined(__aarch64__)
-    // Linux, Documentation/arch/arm64/elf_hwcaps.rst: bit 20 of AT_HWCAP is ASIMDDP, bit 13 of AT_HWCAP2
-    // I8MM.
+#ifdef __APPLE__
+    const bool has_dotprod = apple_has("hw.optional.arm.FEAT_DotProd");
+    const bool has_i8mm = has_dotprod && apple_has("hw.optional.arm.FEAT_I8MM");
+#else  // Linux, Documentation/arch/arm64/elf_hwcaps.rst: AT_HWCAP's ASIMDDP, AT_HWCAP2's I8MM
     const bool has_dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
-    if (level == neon) return true;
-    if (level == dotprod) return has_dotprod;
-    if (level == i8mm) return has_dotprod && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
+    const bool has_i8mm = has_dotprod && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
+#endif
+    if (level == neon || (level == dotprod && has_dotprod)) return true;
+    if (level == i8mm) return has_i8mm;
 #endif
     return level == portable;
 }

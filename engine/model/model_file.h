@@ -81,7 +81,6 @@ struct FileFormat {
     int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
 };
 
-// Config is ModelConfig, or has it and fields of the program's own.
 template <class Config>
 struct ModelFileOf {
     std::string path;

@@ -125,34 +125,14 @@ class Tokenizer : public Vocabulary {
             if (const int id = byte_ids_[uint8_t(c)]; id >= 0) ids.push_back(id);
         }
         const std::span<int> of_word = std::span(ids).subspan(start);
-        ids.resize(start + (of_word.size() <= short_word ? merge_short(of_word) : merge_long(of_word)));
+        ids.resize(start + merge(of_word));
     }
 
     // Byte-pair encoding: again and again, of all neighbours that may merge, the pair with the lowest rank
-    // does, the leftmost of equals. Takes O(n^2) steps for n ids, in two small arrays. Returns how many stay.
-    static constexpr size_t short_word = 48;  // ids up to which this is faster than merge_long()
-    size_t merge_short(std::span<int> id) const {
-        std::array<uint32_t, short_word> ranks;  // of the merge of i and i + 1
-        size_t n = id.size();
-        const auto rank_at = [&](size_t i) {
-            return i + 1 < n ? merges_[merge_slot(id[i], id[i + 1])].rank : kNoRank;
-        };
-        for (size_t i = 0; i < n; i++) ranks[i] = rank_at(i);
-        while (n > 1) {
-            const size_t best = std::min_element(ranks.begin(), ranks.begin() + n) - ranks.begin();
-            if (ranks[best] == kNoRank) break;
-            id[best] = merges_[merge_slot(id[best], id[best + 1])].merged;
-            std::copy(id.begin() + best + 2, id.begin() + n, id.begin() + best + 1);
-            std::copy(ranks.begin() + best + 2, ranks.begin() + n, ranks.begin() + best + 1);
-            n--;
-            for (size_t i = best > 0 ? best - 1 : 0; i <= best; i++) ranks[i] = rank_at(i);
-        }
-        return n;
-    }
-
-    // Merges a word's ids as merge_short() does, in O(n log n): a linked list of ids, and a heap of the
-    // merges that were possible when they were pushed. One whose ids have changed since is skipped.
-    size_t merge_long(std::span<int> id) const {    // -1: merged into the one on its left
+    // does, the leftmost of equals. Takes O(n log n) steps for n ids, in a linked list of them (-1: merged
+    // into the one on its left) and a heap of the merges that were possible when they were pushed; one whose
+    // ids have changed since is skipped. Returns how many stay.
+    size_t merge(std::span<int> id) const {
         using Candidate = std::array<uint32_t, 3>;  // rank, and the positions of left and right
         if (id.size() > UINT32_MAX) fail("tokenizer: a word of 4 GiB");
         const auto n = uint32_t(id.size()), none = n;

@@ -295,11 +295,6 @@ class Vocabulary {
                 require(is_sound, "merges[", rank, "] ", uint32_t(id), what);
             };
             const auto [left, right, merged] = stored[rank];
-            // The table does not fit into the caches, so its slots are prefetched.
-            if (stored.size() - rank > 8) {
-                const auto& later = stored[rank + 8];
-                __builtin_prefetch(&merges_[hash_of(later[0], later[1]) & (merges_.size() - 1)]);
-            }
             for (const int32_t id : stored[rank])
                 check_id(uint32_t(id) < token_flags_.size() && token_flags_[id] & kWord, id,
                          " is not a token that words consist of");
