@@ -170,8 +170,13 @@ TEST_CASE("kv cache: made-up numbers are there for every position") {
         with_kv_type(format, [&](auto number) {
             for (int i = 0; i < 4; i++) {
                 for (const int pos : {0, 299}) {
+                    const auto* k = cache.keys<decltype(number)>(i / 2, i % 2, pos / key_block * key_block);
                     const auto* v = cache.values<decltype(number)>(i / 2, i % 2, pos);
+                    CHECK(to_float(k[31 * key_block + pos % key_block]) != 0);
                     CHECK(std::any_of(v, v + 32, [](auto x) { return to_float(x) != 0; }));
+                    if (format != KvFormat::q8) continue;
+                    CHECK(cache.key_scales(i / 2, i % 2, pos)[0] != 0);
+                    CHECK(cache.value_scales(i / 2, i % 2, pos)[0] != 0);
                 }
             }
         });

@@ -229,6 +229,24 @@ TEST_CASE("encode: merges by rank, added tokens, BOS") {
           Ids{hello, ' ', hell, ' ', 'h', 'e', 'l', 'l', 'o', 'o'});
 }
 
+TEST_CASE("encode: of added tokens that begin alike, the longest that is there") {
+    Section s = small_section();
+    const auto add = [&](const std::string& text) {
+        s.added.push_back({s.add(text, defined), 0});
+        return static_cast<int>(s.added.back()[0]);
+    };
+    const int two = add("qq"), four = add("qqrr"), six = add("qqrrss"), other = add("qqrst"),
+              behind = add("qs");
+    const Tokenizer t = load(s);
+    using Ids = std::vector<int>;
+    CHECK(t.encode("qqrrss", false) == Ids{six});
+    CHECK(t.encode("qqrrsq", false) == Ids{four, 's', 'q'});
+    CHECK(t.encode("qqrsr", false) == Ids{two, 'r', 's', 'r'});
+    CHECK(t.encode("qqrt", false) == Ids{two, 'r', 't'});
+    CHECK(t.encode("qqrstqq", false) == Ids{other, two});
+    CHECK(t.encode("qrqsqqz", false) == Ids{'q', 'r', behind, two, 'z'});
+}
+
 TEST_CASE("encode: each step cuts the pieces that the one before it left, and sees nothing around them") {
     Section s;
     for (int b = 0; b < 256; b++) s.add(std::string(1, static_cast<char>(b)), defined | word);
