@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.conftest import PYTHON_ALONE
 from tests.helpers import ROOT
 
 PROGRAMS = sorted(path.stem for path in ROOT.glob("runq*.cpp"))  # what nvcc makes is another matter
@@ -56,6 +57,14 @@ def test_a_variable_of_make_belongs_to_one_file():
             files.setdefault(name, set()).add(path.name)
     assert len(files) > 100
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def test_modules_that_ci_leaves_out_start_no_program():
+    sources = [path.read_text() for path in (ROOT / "tests").glob("*.py") if PYTHON_ALONE.fullmatch(path.name)]
+    assert len(sources) == 17
+    assert [
+        found[0] for source in sources if (found := re.search(r"ROOT / \"(runq|build|engine|simt)|BIN\[", source))
+    ] == []
 
 
 def test_ci_asks_again_for_what_has_changed(tmp_path):

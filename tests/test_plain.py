@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from formats.schemes import FORMATS
 from golden.trace import compare, read_trace
-from tests.helpers import FULL, ROOT
+from tests.helpers import FULL, ROOT, needs_change
 from tests.test_broken_files import RUN, broken_copies
 from tests.test_rotation import export_rotated
 from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, determined, golden_json, program_of
@@ -436,6 +436,7 @@ def unreached(counts, lines, source):
     return [f"{i}: {source[i - 1]}" for i in lines if counts.get(i) == 0]
 
 
+@needs_change("plain")
 @pytest.mark.skipif(not shutil.which("gcov"), reason="needs gcov")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_stories_run_every_line_of_the_forward_pass(tmp_path, program):
