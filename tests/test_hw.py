@@ -231,7 +231,7 @@ def test_widths_are_those_of_the_page(tmp_path):
         "int8 x int8, both to -128": (array, 128, 128),
         "MSD: a digit x int4": (digits, 8, 8),
         "MSD: 16 high + low": ("msd_array #(.ROWS({n}), .COLS(1), .ADD_EIGHTS(0))", 136, 8),
-        "MSD: with 8 * sum(w), so int8 x int4": ("msd_array #(.ROWS({n}), .COLS(1))", 128, 8),
+        "MSD: the row above and 8 * sum(w), so int8 x int4": ("msd_array #(.ROWS({n}), .COLS(1))", 128, 8),
     }
     assert {name for name, _ in table} == set(kinds)
     expected = {}

@@ -223,7 +223,7 @@ SUMS = {
     "int8 x int8, both to -128": int8(127, 127, -128, -128),
     "MSD: a digit x int4": digits,
     "MSD: 16 high + low": both_digits,
-    "MSD: with 8 * sum(w), so int8 x int4": with_eights,
+    "MSD: the row above and 8 * sum(w), so int8 x int4": with_eights,
     "MXFP8: E4M3 x E4M3, in multiples of 2^-18": mxfp8(E4M3),
     "MXFP8: E5M2 x E5M2, in multiples of 2^-32": mxfp8(E5M2),
 }
