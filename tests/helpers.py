@@ -170,7 +170,11 @@ def some_of(items, whole=False, seed=0):
 
 
 def needs_change(what):
-    """A mark: .ci/run leaves the test out if nothing that it looks at has changed; make test has it always."""
+    """A mark: .ci/run leaves the test out if nothing that it looks at has changed; make test has it always.
+
+    what: "python" for tests that start no program and read no source but Python's, golden data and models; "plain" for
+    those that start the plain programs alone. .ci/run has the files of each.
+    """
     return pytest.mark.skipif(what in UNCHANGED, reason=f"needs a change of {what} in eight hours, or make test")
 
 

@@ -15,7 +15,9 @@ from golden.forward import Fp32, rmsnorm
 from models.padded import BLOCK, EMBEDDING, cut, importance, pad
 from models.quality import BYTES, gguf_candidates
 from tests.gguf_fixture import write_gguf
-from tests.helpers import CALIBRATION, MODELS, ROOT
+from tests.helpers import CALIBRATION, MODELS, ROOT, needs_change
+
+pytestmark = needs_change("python")
 
 LLAMA = MODELS / "tiny-llama"
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.helpers import ROOT
-from tests.run import Counts, doctest_counts, pytest_counts, summary
+from tests.run import Counts, doctest_counts, pytest_counts, run_unless_passed, summary
 
 REPORT = """<?xml version="1.0"?><testsuites><testsuite errors="1" failures="1" skipped="3" tests="9">
 <testcase name="a"/><testcase name="b"><skipped type="pytest.skip" message="needs qemu-user"/></testcase>
@@ -30,6 +30,25 @@ def test_doctest():
     assert doctest_counts(1, line.format(5, 2)) == Counts(5, 2)
     assert doctest_counts(-11, line.format(7, 0)) == Counts(7, 1)  # died after the last test
     assert doctest_counts(-11, "") == Counts(0, 1)
+
+
+def test_what_has_passed_in_the_same_bytes_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESTS_PASSED", str(tmp_path / "passed"))
+    program = tmp_path / "some_test"
+
+    def run(n_failed, comment="", data=b"data"):
+        line = f"test cases: 3 | {3 - n_failed} passed | {n_failed} failed"
+        program.write_text(f"#!/bin/sh\n# {comment}\necho '{line}'\nexit {n_failed}\n")
+        program.chmod(0o755)
+        return run_unless_passed(str(program), data)
+
+    assert [run(1), run(1)] == [Counts(2, 1)] * 2
+    assert run(0) == Counts(3, 0)
+    left_out = run(0)
+    assert (left_out.passed, left_out.failed, left_out.skipped.total()) == (0, 0, 1)
+    assert run(0, comment="other bytes") == run(0, data=b"others") == Counts(3, 0)
+    monkeypatch.delenv("TESTS_PASSED")
+    assert run(0) == Counts(3, 0)
 
 
 def test_the_end_says_what_was_skipped():
