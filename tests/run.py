@@ -125,7 +125,7 @@ def main() -> int:
     n = str(len(os.sched_getaffinity(0)))
     # Most have as many threads as there are cores. Two at a time leave no core idle where they have not.
     with ThreadPoolExecutor(2) as pool:
-        data = digest_of_data()
+        data = digest_of_data() if "TESTS_PASSED" in os.environ else b""
         for found in pool.map(lambda binary: run_unless_passed(binary, data), binaries):
             counts += found
     if len(binaries) == len(sys.argv) - 1:
