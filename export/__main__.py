@@ -15,7 +15,6 @@ if (
     sys.path[0], sys.argv[0] = str(Path(__file__).resolve().parent.parent), "-m"
     runpy.run_module("export", run_name="__main__", alter_sys=True)
 
-from export import gguf_out
 from export.arguments import add_common
 from export.hf_directory import after_model_file
 from export.rotation import add_rotation, rotation_of
@@ -38,6 +37,8 @@ def is_model(path: Path) -> bool:
 
 def with_gguf(args: argparse.Namespace) -> None:
     """Exports as the command line says, then writes --gguf-out, whose metadata are made first."""
+    from export import gguf_out  # what it imports takes as long as all else
+
     writer = gguf_out.prepare(args.hf_dir, args.out, args.gguf_out, not args.no_tokenizer)
     args.run(args)
     with after_model_file(args.gguf_out, args.out):

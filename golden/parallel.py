@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-from joblib import Parallel, delayed, parallel_config
-from joblib.externals.loky.process_executor import TerminatedWorkerError
-
 
 def in_parallel(calls: Sequence[partial]) -> list:
     """The results of all calls, in their order; a single one is made here.
@@ -16,6 +13,9 @@ def in_parallel(calls: Sequence[partial]) -> list:
     """
     if len(calls) == 1:
         return [calls[0]()]
+    from joblib import Parallel, delayed, parallel_config  # a sixth of a command's start, and few need it
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
     try:
         with parallel_config(backend="loky", inner_max_num_threads=1):
             return Parallel(n_jobs=-1)(delayed(call.func)(*call.args, **call.keywords) for call in calls)
