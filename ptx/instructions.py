@@ -4,32 +4,14 @@ A function gets the machine, the instruction's operands and the parts of the opc
 on all threads that execute the instruction at once. An opcode that no pattern matches is refused by name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptx.machine import DTYPE, Machine
 from ptx.parse import Instruction, Operand, PtxError
 
-if TYPE_CHECKING:
-    from ptx.machine import Machine
-
-DTYPE = {
-    "pred": "?",
-    "b8": "u1",
-    "u8": "u1",
-    "s8": "i1",
-    "b16": "u2",
-    "u16": "u2",
-    "s16": "i2",
-    "b32": "u4",
-    "u32": "u4",
-}
-DTYPE |= {"s32": "i4", "b64": "u8", "u64": "u8", "s64": "i8", "f16": "f2", "f16x2": "f2", "f32": "f4"}
-DTYPE = {name: np.dtype(code) for name, code in DTYPE.items()}
 INT = r"([su](?:16|32|64))"
 
 _PATTERNS: list[tuple[re.Pattern, Callable]] = []

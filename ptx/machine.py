@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptx.instructions import DTYPE
 from ptx.memory import NOBODY, GlobalMemory, Order, SharedMemory
 from ptx.parse import Kernel, Operand, PtxError
 
 MOST_THREADS = 1 << 16  # that run at once; blocks beyond these run afterwards
+
+# numpy's type for each fundamental type (PTX ISA 9.0, "Types").
+DTYPE = {
+    "pred": "?",
+    "b8": "u1",
+    "u8": "u1",
+    "s8": "i1",
+    "b16": "u2",
+    "u16": "u2",
+    "s16": "i2",
+    "b32": "u4",
+    "u32": "u4",
+}
+DTYPE |= {"s32": "i4", "b64": "u8", "u64": "u8", "s64": "i8", "f16": "f2", "f16x2": "f2", "f32": "f4"}
+DTYPE = {name: np.dtype(code) for name, code in DTYPE.items()}
 
 
 def run(
