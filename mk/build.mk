@@ -164,12 +164,12 @@ $(PLAIN_CUDA:%=build/plain/%): build/plain/%: %.cu build/flags build/packages
 # The tests of a program once more, on its plain form.
 $(PLAIN_CUDA:%=build/plain/%_test.o): build/plain/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_SIMT) -I. -Itests $(DEPS) -c $< -o $@
+	$(CXX) $(PLAIN_SIMT) -I. $(DOCTEST) $(DEPS) -c $< -o $@
 $(PLAIN_CUDA:%=build/plain/%_test): build/plain/%_test: build/main.o build/plain/%_test.o
 	$(CXX) $(PLAIN_SIMT) $^ -o $@ $(PLAIN_LIBS)
 $(PLAIN_PROGRAMS:%=build/plain/%_test.o): build/plain/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	@mkdir -p $(@D)
-	$(CXX) $(PLAIN_FLAGS) -O1 -I. -Itests $(DEPS) -c $< -o $@
+	$(CXX) $(PLAIN_FLAGS) -O1 -I. $(DOCTEST) $(DEPS) -c $< -o $@
 $(PLAIN_PROGRAMS:%=build/plain/%_test): build/plain/%_test: build/main.o build/plain/%_test.o
 	$(CXX) $(PLAIN_FLAGS) $^ -o $@ $(PLAIN_LIBS)
 

@@ -84,7 +84,7 @@ build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	$(call replay)
 # The two harnesses of a program, and those of its file alone.
 replayed = -DPROGRAM='"$(call source_of,$*)"' $(if $(filter $*,$(PLAIN_PROGRAMS)),-DWITH_PLAIN)
-build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
+build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O) mk/build.mk
 	$(call replay,$(replayed))
 
 # The replays once more, with counters of what is executed.

@@ -29,11 +29,14 @@ test-all: test
 	$(MAKE) test-fuzz
 	$(MAKE) test-pages test-fresh
 
+# A sixth of the time that tests compile: what an assertion calls and throws ends its test case.
+DOCTEST := -Itests -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS
+
 # Tests are compiled in half the time without most optimizations. What they call of LIBRARY has all.
 CPU_TESTS := $(PROGRAMS) $(filter-out $(EMULATED) simt% awq% backend_gpu $(CUDA_PROGRAMS),$(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
 $(CPU_TESTS:%=build/%_test.o): private CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
-	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
+	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $(DOCTEST) -c $< -o $@
 build/main.o: tests/main.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
 
@@ -60,9 +63,9 @@ build/runq_awq_test.o: private CXXFLAGS_ALL += -DSIMT_CUBLAS
 # Of the emulator itself: it compiles longer than it runs.
 build/simt_test.o: private CXXFLAGS_ALL := $(SIMT_FLAGS) -O1
 build/simt_checks_test.o build/awq_kernels_test.o build/backend_gpu_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
-	$(CXX) $(CHECKED_FLAGS) $(if $(filter build/awq_kernels_test.o,$@),-DSIMT_CUBLAS) $(DEPS) -Itests -c $< -o $@
+	$(CXX) $(CHECKED_FLAGS) $(if $(filter build/awq_kernels_test.o,$@),-DSIMT_CUBLAS) $(DEPS) $(DOCTEST) -c $< -o $@
 $(CUDA_PROGRAMS:%=build/%_checked_test.o): build/%_checked_test.o: tests/%_test.cpp build/flags build/packages-test
-	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
+	$(CXX) $(CHECKED_FLAGS) $(DEPS) $(DOCTEST) -c $< -o $@
 build/checks.o: simt/checks.cpp build/flags build/packages
 	$(CXX) $(SIMT_FLAGS) $(DEPS) -c $< -o $@
 $(CUDA_PROGRAMS:%=build/%_test): $(LIBRARY_O)
