@@ -76,7 +76,8 @@ class AddedTokens {
   public:
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
-        std::ranges::stable_sort(tokens_, {}, &AddedToken::text);
+        const auto before = [](const auto& x, const auto& y) { return x.text < y.text; };
+        std::stable_sort(tokens_.begin(), tokens_.end(), before);
         const auto repeats = [](const auto& x, const auto& y) { return x.text == y.text; };
         tokens_.erase(std::unique(tokens_.begin(), tokens_.end(), repeats), tokens_.end());
         for (const AddedToken& t : tokens_) {
@@ -95,7 +96,8 @@ class AddedTokens {
         for (size_t i = 0; i < s.size(); i++) {
             if (!is_first_[uint8_t(s[i])]) continue;
             const std::string_view rest = s.substr(i);
-            const auto behind = std::ranges::upper_bound(tokens_, rest, {}, &AddedToken::text);
+            const auto before = [](std::string_view x, const AddedToken& t) { return x < t.text; };
+            const auto behind = std::upper_bound(tokens_.begin(), tokens_.end(), rest, before);
             if (const int t = longest_prefix(rest, int(behind - tokens_.begin()) - 1); t >= 0)
                 found.push_back({i, &tokens_[size_t(t)]});
         }
