@@ -64,17 +64,18 @@ def layer_weights(checkpoint: Source, config: Config, layer: str) -> InSinglePre
 Block = Callable[[Partly, np.ndarray, Step], np.ndarray]
 
 
+def _attend(config: Config, layer: str, weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
+    return attention_block(config, weights, layer, x, rope_table(config, np.arange(len(x))), step)
+
+
+def _feed_forward(config: Config, layer: str, weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
+    return feed_forward_block(config, weights, layer, x, step)
+
+
 def blocks(config: Config, layer: str) -> Iterator[tuple[Block, tuple[str, str]]]:
     """The two blocks of a layer and the places in each whose inputs quantized matrices read, by step name."""
-
-    def attend(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
-        return attention_block(config, weights, layer, x, rope_table(config, np.arange(len(x))), step)
-
-    def feed_forward(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
-        return feed_forward_block(config, weights, layer, x, step)
-
-    yield attend, (layer + "attn.norm", layer + "attn.mix")
-    yield feed_forward, (layer + "ffn.norm", layer + "ffn.swiglu")
+    yield partial(_attend, config, layer), (layer + "attn.norm", layer + "attn.mix")
+    yield partial(_feed_forward, config, layer), (layer + "ffn.norm", layer + "ffn.swiglu")
 
 
 def _finite(place: str, value: np.ndarray) -> np.ndarray:

@@ -11,10 +11,12 @@ placed. So it is with the units of hw/rtl/chip_axi.sv, for both (docs/chip.md); 
 """
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +46,7 @@ def run(command: list[str], log: Path) -> None:
 
 
 SOURCES = [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))]
+SOFT_MUL = ROOT / "hw" / "chip" / "soft_mul.v"
 
 
 def sources() -> str:
@@ -53,7 +56,7 @@ def sources() -> str:
 
 def is_new(made: Path, *others: Path) -> bool:
     """Whether a file is there, and younger than what it is made of."""
-    from_these = [*SOURCES, ROOT / "hw" / "chip" / "soft_mul.v", *others]
+    from_these = [*SOURCES, SOFT_MUL, *others]
     return made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in from_these)
 
 
@@ -70,13 +73,12 @@ def synthesize_ecp5(name: str) -> dict:
     BUILD.mkdir(parents=True, exist_ok=True)
     soft = [f"techmap -map hw/chip/soft_mul.v c:*gen_row?{r}?*u_cell* t:$mul %i" for r in soft_rows]
     script = [
-        f"read_verilog -sv {sources()}",
-        f"hierarchy -check -top {top} " + " ".join(f"-chparam {k} {v}" for k, v in parameters.items()),
+        *read_module(top, parameters),
         "proc",
         "flatten",
         *soft,
         "flatten",
-        f"synth_ecp5 -top {top} -run :check",
+        "synth_ecp5 -top counted -run :check",
         f"tee -o {base}.stat stat",
         "blackbox =A:whitebox",
         f"write_json {base}.json",
@@ -232,6 +234,19 @@ def record(kind: str, name: str, found: dict) -> None:
     FOUND.write_text(json.dumps(chip, indent=2) + "\n")
 
 
+def version(tool: str) -> str:
+    """A tool's version, such as 0.23."""
+    said = subprocess.run([tool, "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return re.search(r"\d+\.\d[\w.+-]*", said.stdout + said.stderr)[0]
+
+
+def made(*tools: str) -> dict[str, str]:
+    """When and of what an entry is made: today, the tools by name with their versions, SHA-256 of all sources."""
+    read = b"".join(path.read_bytes() for path in [*SOURCES, SOFT_MUL])
+    versions = {Path(tool).name.removeprefix("yowasp-"): version(tool) for tool in tools}
+    return {"date": date.today().isoformat(), **versions, "sources_sha256": hashlib.sha256(read).hexdigest()}
+
+
 def main() -> int:
     """Renews docs/rtl-chip.json."""
     parts = [*PLACED, "xilinx", "units"]
@@ -254,6 +269,7 @@ def main() -> int:
             else:
                 record("synthesized", part, synthesize_ecp5(part))
                 record("ecp5", part, place_ecp5(part, args.nextpnr))
+            record("made", part, made("yosys", *([args.nextpnr] if part in PLACED else [])))
     except RuntimeError as e:
         print(e, file=sys.stderr)
         return 1

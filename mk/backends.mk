@@ -189,10 +189,8 @@ test-ptx: ptx $(PTX_PROGRAMS) $(VENV_READY) $(filter %.awq.bin %.awq-g64.bin,$(T
 	@$(PY) -m ptx.suite
 	@$(PY) -m ptx.mutants
 else
-cuda cuda-cublas:
-	@echo 'there is no nvcc here: nothing was compiled for a GPU'
-ptx test-ptx:
-	@echo 'there is no nvcc here: nothing of what it makes was run'
+cuda cuda-cublas ptx test-ptx:
+	@echo '$@: there is no nvcc here' >&2; exit 1
 endif
 
 # The back end compiles for AMD's GPUs, too.

@@ -10,7 +10,7 @@ and certificates from the machine that this runs on. An unprivileged user has cl
                     has 0 failures, which takes longer than all else
     without sudo    `make run` prints one line. Once root has typed what it says, `make run` tells a story
 
-The output has no warnings, and nothing outside the tree changes. Where this cannot run, it says why and exits with 0.
+The output has no warnings, and nothing outside the tree changes. Where this cannot run, it says why and exits with 1.
 The systems are in build/fresh, with logs of what was printed; what is downloaded or made once is kept in
 $XDG_CACHE_HOME/runq-fresh, or ~/.cache/runq-fresh.
 """
@@ -339,8 +339,8 @@ def main(suites: list[str]) -> int:
         if None in mirrors.values():
             why = "no package mirror can be reached"
     if why:
-        print(f"no new systems were tested: {why}")
-        return 0
+        print(f"no new systems were tested: {why}", file=sys.stderr)
+        return 1
     if run("git", "status", "--porcelain", cwd=ROOT).stdout:
         print("what is not committed is not tested")
     for suite, mirror in mirrors.items():

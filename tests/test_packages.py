@@ -444,15 +444,17 @@ def tree(tmp_path):
 NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh"}
 
 
-def test_a_goal_asks_for_all_its_packages_at_once_and_first(tree):
+@pytest.mark.parametrize("nvcc", ["true", "no-nvcc"])
+def test_a_goal_asks_for_all_its_packages_at_once_and_first(tree, nvcc):
     """What is asked for later is in the first request, and nothing is compiled or fetched before it."""
+    nothing = NOTHING if nvcc == "true" else NOTHING | {"test-ptx", "cuda-cublas"}
     goals = re.search(r"^\.PHONY: (.*)$", make(tree, "-p", "help"), re.M)[1].split()
     assert {"all", "run", "test", "test-all", "lint", "web", "dist", "windows", "book"} <= set(goals)
     for goal in (*goals, "runq", "model.bin", "runq model.bin", "runq_awq model_awq.bin book", ".venv/bin/python"):
-        lines = make(tree, *goal.split()).splitlines()
+        lines = make(tree, *goal.split(), f"NVCC={nvcc}").splitlines()
         requests = [(i, set(found[1].split())) for i, line in enumerate(lines)
                     if (found := re.search(r"tools/install\.sh ([^&|;\n]*)", line))]  # fmt: skip
-        assert bool(requests) == (goal not in NOTHING), goal
+        assert bool(requests) == (goal not in nothing), goal
         for first, packages in requests[:1]:
             assert set().union(*(later for _, later in requests)) <= packages, goal
             work = [line for line in lines[:first] if not re.match(r" *(mkdir|echo|grep|cmp|rm|\[|\{) ", line)]

@@ -33,7 +33,7 @@ constexpr Scheme schemes[] = {
 
 // The scheme whose files begin with `magic`, which is that of one of them.
 constexpr const Scheme& scheme_of(uint32_t magic) {
-    return *std::find_if(std::begin(schemes), std::end(schemes), [&](const Scheme& s) { return s.magic == magic; });
+    return *std::find_if(std::begin(schemes), std::end(schemes), [&](auto& s) { return s.magic == magic; });
 }
 
 // A path as a shell takes it for one word.

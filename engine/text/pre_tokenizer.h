@@ -49,8 +49,7 @@ inline bool newer_than_unicode_9(char32_t c) {
          {0x1D250, 0x1D252}, {0x1D25B, 0x1D25C}, {0x1D25F, 0x1D25F}, {0x1D280, 0x1D281}, {0x1E08F, 0x1E08F},
          {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF},
          {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}}};
-    const auto ends_before = [](const Range& range, uint32_t x) { return range.second < x; };
-    const auto it = std::lower_bound(ranges.begin(), ranges.end(), c, ends_before);
+    auto it = std::lower_bound(ranges.begin(), ranges.end(), c, [](auto& r, auto x) { return r.second < x; });
     return it != ranges.end() && it->first <= c;
 }
 

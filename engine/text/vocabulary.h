@@ -76,8 +76,7 @@ class AddedTokens {
   public:
     // Texts are not empty; of tokens with the same text the first counts.
     explicit AddedTokens(std::vector<AddedToken> tokens = {}) : tokens_(std::move(tokens)) {
-        const auto before = [](const auto& x, const auto& y) { return x.text < y.text; };
-        std::stable_sort(tokens_.begin(), tokens_.end(), before);
+        std::stable_sort(tokens_.begin(), tokens_.end(), [](auto& x, auto& y) { return x.text < y.text; });
         const auto repeats = [](const auto& x, const auto& y) { return x.text == y.text; };
         tokens_.erase(std::unique(tokens_.begin(), tokens_.end(), repeats), tokens_.end());
         for (const AddedToken& t : tokens_) {
@@ -96,7 +95,7 @@ class AddedTokens {
         for (size_t i = 0; i < s.size(); i++) {
             if (!is_first_[uint8_t(s[i])]) continue;
             const std::string_view rest = s.substr(i);
-            const auto before = [](std::string_view x, const AddedToken& t) { return x < t.text; };
+            const auto before = [](auto& s, auto& t) { return s < t.text; };
             const auto behind = std::upper_bound(tokens_.begin(), tokens_.end(), rest, before);
             if (const int t = longest_prefix(rest, int(behind - tokens_.begin()) - 1); t >= 0)
                 found.push_back({i, &tokens_[size_t(t)]});
@@ -111,9 +110,8 @@ class AddedTokens {
     int longest_prefix(std::string_view s, int last) const {
         if (last < 0) return -1;
         const std::string& text = tokens_[size_t(last)].text;
-        const auto n_equal =
-            std::mismatch(s.begin(), s.end(), text.begin(), text.end()).second - text.begin();
-        while (last >= 0 && tokens_[size_t(last)].text.size() > size_t(n_equal))
+        const auto n = std::mismatch(s.begin(), s.end(), text.begin(), text.end()).second - text.begin();
+        while (last >= 0 && tokens_[size_t(last)].text.size() > size_t(n))
             last = shorter_[size_t(last)];
         return last;
     }
