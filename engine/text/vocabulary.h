@@ -111,8 +111,7 @@ class AddedTokens {
         if (last < 0) return -1;
         const std::string& text = tokens_[size_t(last)].text;
         const auto n = std::mismatch(s.begin(), s.end(), text.begin(), text.end()).second - text.begin();
-        while (last >= 0 && tokens_[size_t(last)].text.size() > size_t(n))
-            last = shorter_[size_t(last)];
+        while (last >= 0 && tokens_[size_t(last)].text.size() > size_t(n)) last = shorter_[size_t(last)];
         return last;
     }
 
