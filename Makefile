@@ -1,7 +1,7 @@
 # make            build the programs and export the bundled model for each
 # make run        the same, and print a story
 # make chat       fetch a real model and talk to it
-# make test       set up, build and run every test
+# make test       set up, build and run the usual tests
 # make help       all targets
 #
 # Everything is built into build/, but for the programs and their models. The rules are in mk/, by subject.
@@ -113,7 +113,7 @@ help:
 	@echo 'make chat        fetch a real model (SmolLM2-135M-Instruct, 93 MB) and talk to it'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
 	@echo 'make plain       build/plain: the programs from their one file alone, without engine/ (make plain-asan: under AddressSanitizer)'
-	@echo 'make test        set up, build and run every test'
+	@echo 'make test        set up, build and run the usual tests: about 20 minutes by make -j2 test'
 	@echo 'make check       the C++ tests alone, in less than a minute after a change (P=runq: of one program)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'
@@ -127,7 +127,7 @@ help:
 	@echo
 	@echo 'More tests'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
-	@echo 'make test-all    make test, lint, Arm, every fuzzing harness, the pages, new Debian systems'
+	@echo 'make test-all    all of them: hours'
 	@echo 'make test-pages  type the commands of README.md and docs/ in a fresh clone (docs/contributing.md)'
 	@echo 'make test-fresh  what README says first, on new Debian systems (needs root and debootstrap; SUITES=bookworm)'
 	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
@@ -136,8 +136,8 @@ help:
 	@echo
 	@echo 'Other machines'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
-	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
-	@echo 'make test-ptx    what nvcc makes of the kernels, run on the CPU, where nvcc is: docs/ptx.md'
+	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them; needs nvcc'
+	@echo 'make test-ptx    what nvcc makes of the kernels, run on the CPU; needs nvcc: docs/ptx.md'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, predictions, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
@@ -152,7 +152,7 @@ help:
 	@echo
 	@echo 'Pages'
 	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md, docs/web-build.md); make web-serve serves it (PORT=8000)'
-	@echo 'make test-web    the page, in headless Chromium and Firefox (make test-web-node: the programs of it, under node)'
+	@echo 'make test-web    the page, in headless Chromium and Firefox (BROWSERS=chromium; make test-web-node: the programs of it, under node)'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo
 	@echo 'Sources'

@@ -66,13 +66,12 @@ def cells_of(stat: Path) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"^(?:\[[\d.]+\])?\s+(\w+)\s+(\d+)$", last, re.M)}
 
 
-def synthesize_ecp5(name: str) -> dict:
-    """The cells that Yosys makes of what PLACED has under that name."""
+def ecp5_script(name: str) -> list[str]:
+    """Lines by which Yosys makes ECP5 cells of what PLACED has under that name; those before `proc` elaborate it."""
     top, parameters, soft_rows = PLACED[name]
     base = BUILD / f"ecp5-{name}"
-    BUILD.mkdir(parents=True, exist_ok=True)
     soft = [f"techmap -map hw/chip/soft_mul.v c:*gen_row?{r}?*u_cell* t:$mul %i" for r in soft_rows]
-    script = [
+    return [
         *read_module(top, parameters),
         "proc",
         "flatten",
@@ -83,7 +82,13 @@ def synthesize_ecp5(name: str) -> dict:
         "blackbox =A:whitebox",
         f"write_json {base}.json",
     ]
-    base.with_suffix(".ys").write_text("\n".join(script) + "\n")
+
+
+def synthesize_ecp5(name: str) -> dict:
+    """The cells that Yosys makes of what PLACED has under that name."""
+    base = BUILD / f"ecp5-{name}"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    base.with_suffix(".ys").write_text("\n".join(ecp5_script(name)) + "\n")
     if not is_new(base.with_suffix(".json")):
         run(["yosys", "-q", f"{base}.ys"], base.with_suffix(".yosys.log"))
     cells = cells_of(base.with_suffix(".stat"))

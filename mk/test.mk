@@ -5,6 +5,11 @@ EMULATED   := int8_simde int8_wasm
 SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
 TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(PLAIN_PROGRAMS:%=build/plain/%_test) $(PLAIN_CUDA:%=build/plain/%_test) $(SIMT_TESTS:%=build/%)
 
+# Said first, while packages are asked for.
+.PHONY: test-says
+test-says:
+	@echo 'make test: 3 steps, about 20 minutes by make -j2 test: 1 compile, 2 $(words $(TEST_BINS)) C++ test programs, 3 pytest'
+test: test-says
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns build/ladder/runq $(ALL_PROGRAMS) \
       plain plain-asan $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
@@ -17,16 +22,20 @@ CHECKED := $(if $(P),,build/engine_test) $(foreach p,$(or $(P),$(PROGRAMS)),buil
 check: $(CHECKED) $(if $(P),,$(foreach b,$(CPU_BACKENDS),$(call BACKEND_PATH,$b))) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
-# And what takes long besides: whole sweeps, static analysis, Arm, Windows, the GPUs' compilers, the book, all fuzzing
-# harnesses, the pages, new Debian systems.
+# And what takes long besides: whole sweeps, static analysis, Arm, Windows, GPUs' compilers and all of PTX, hw/ with every
+# mutant, transformers (PYTHON_HF), the page in both browsers, the book, fuzzing harnesses, releases, new Debian systems.
 test-all: export FULL := 1
 test-all: test
 	$(MAKE) lint lint-systems test-arm cuda cuda-cublas test-ptx hip
 	$(MAKE) portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0
 	$(PY) -m pytest -q tests/test_backends.py -k arm
-	$(MAKE) test-windows
-	$(MAKE) test-book BOOK_RUN=
+	$(MAKE) test-windows test-dist
+	$(MAKE) hw hw-mutants rtl-story chip-story
+	$(MAKE) rtl-chip
+	$(MAKE) test-web-node test-web
+	$(MAKE) test-book
 	$(MAKE) test-fuzz
+	$(MAKE) test-hf
 	$(MAKE) test-pages test-fresh
 
 # Without a try block in each assertion tests compile in a sixth less time; an exception in one ends its test case, as a failure.
@@ -134,17 +143,15 @@ lint-format: $(VENV_READY) build/packages-lint
 # A file per core at a time.
 each = printf '%s\n' $1 | xargs -P "$$(nproc)" -I{} sh -c 'echo "$2 {}"; $2 $3' || exit 1
 COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu)
+TIDY     = clang-tidy --quiet --warnings-as-errors=*
 STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
 	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$*,$(filter-out $(ENGINE) -I%,$(STRICT)) {})
 
-# TIDY_PASSED=FOLDER: what has passed before is not looked at again, unless a file that it includes, or an option, is another.
-TIDIED      := %
-TIDY_PASSED ?=
 lint-tidy: build/packages-lint
-	@$(call each,$(filter $(TIDIED),$(wildcard *.cpp *.cu) $(LIBRARY)),sh tools/tidy.sh "$(TIDY_PASSED)",{} -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
-	@$(call each,$(filter $(TIDIED),$(PLAIN_PROGRAMS:%=%.cpp)),sh tools/tidy.sh "$(TIDY_PASSED)",{} -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
+	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),$(TIDY),{} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
+	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$(TIDY),{} -- -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)

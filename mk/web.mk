@@ -117,7 +117,9 @@ build/packages-web:
 # Playwright drives Chromium, Biome looks at the sources, axe at the page; they are in an environment of their own (tools/web.lock), beside
 # what the tests take. Playwright's own browsers are not fetched.
 WEB_VENV          := build/web-venv
-PACKAGES_BROWSER  := chromium firefox-esr
+# make test-web BROWSERS=chromium: without the tests in Firefox.
+BROWSERS          ?= chromium firefox-esr
+PACKAGES_BROWSER  := $(BROWSERS)
 NEEDS_web-serve   := PYTHON WEB
 NEEDS_test-web    := BUILD PYTHON TEST WEB BROWSER
 
@@ -148,7 +150,7 @@ web-serve: web
 
 test-web: web $(PROGRAMS) $(WEB_VENV)/ready build/packages-browser
 	@$(WEB_VENV)/bin/biome ci --config-path=tools/biome.json web/page
-	@$(WEB_VENV)/bin/python -m pytest tests/test_web.py tests/test_web_places.py
+	@$(WEB_VENV)/bin/python -m pytest $(if $(filter firefox%,$(BROWSERS)),,-k 'not firefox') tests/test_web.py tests/test_web_places.py
 
 $(WEB_VENV)/ready: requirements.lock tools/web.lock $(call moved,$(WEB_VENV))
 	$(call set_up,requirements.lock tools/web.lock)

@@ -10,6 +10,9 @@ and certificates from the machine that this runs on. An unprivileged user has cl
                     has 0 failures, which takes longer than all else
     without sudo    `make run` prints one line. Once root has typed what it says, `make run` tells a story
 
+On Debian 12, which .github/workflows names, root types the shell steps of pages.yml, and the book is there; with FULL=1
+those of test.yml, too.
+
 The output has no warnings, and nothing outside the tree changes. Where this cannot run, it says why and exits with 1.
 The systems are in build/fresh, with logs of what was printed; what is downloaded or made once is kept in
 $XDG_CACHE_HOME/runq-fresh, or ~/.cache/runq-fresh.
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -308,6 +312,17 @@ def without_sudo(suite: str, mirror: str) -> None:
     remove(system)
 
 
+def as_github(suite: str, mirror: str) -> None:
+    """The shell steps of the workflows, of which each is a line."""
+    for name in ("pages", *(["test"] if os.environ.get("FULL", "0") not in ("", "0") else [])):
+        system = unpack(suite, mirror, name)
+        for command in re.findall(r"^ *- run: (.*)$", (ROOT / f".github/workflows/{name}.yml").read_text(), re.M):
+            step(command, partial(as_root, system, f"cd /{TREE} && {command}"))
+        if name == "pages":
+            as_root(system, f"cd /{TREE}/build/book && ls index.html run/index.html")
+        remove(system)
+
+
 def obstacle() -> str | None:
     """Why systems cannot be made here."""
     if os.geteuid() != 0:
@@ -344,7 +359,7 @@ def main(suites: list[str]) -> int:
     if run("git", "status", "--porcelain", cwd=ROOT).stdout:
         print("what is not committed is not tested")
     for suite, mirror in mirrors.items():
-        for case in (without_sudo, with_sudo):
+        for case in (without_sudo, with_sudo, *([as_github] if suite == "bookworm" else [])):
             print(f"{SUITES[suite]}, {case.__name__.replace('_', ' ')}", flush=True)
             begin = time.monotonic()
             try:

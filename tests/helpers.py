@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file, save_file
 
 from export.awq import export_awq
@@ -36,7 +35,6 @@ TINY = ("tiny-llama", "tiny-qwen3")
 F16, F32, F64 = np.float16, np.float32, np.float64
 NUMPY_ERRORS = np.geterr()  # what numpy begins with
 FULL = os.environ.get("FULL", "0") not in ("", "0")  # sweeps that `make test` does in part are done whole
-UNCHANGED = os.environ.get("UNCHANGED", "").split()  # what no commit of the last eight hours has changed: .ci/run
 
 # The model files behind the golden vectors: name of the variant -> options of the export, as the Makefile has them.
 W8A8_VARIANTS = {"w8a8": {}, "w8a8-block32": {"block": 32}, "w8a8-static": {"static": True},
@@ -167,15 +165,6 @@ def some_of(items, whole=False, seed=0):
         return list(items)
     rng = random.Random(seed)
     return [item for item in items if rng.random() < 0.1]
-
-
-def needs_change(what):
-    """A mark: .ci/run leaves the test out if nothing that it looks at has changed; make test has it always.
-
-    what: "python" for tests that start no program and read no source but Python's, golden data and models; "plain" for
-    those that start the plain programs alone. .ci/run has the files of each.
-    """
-    return pytest.mark.skipif(what in UNCHANGED, reason=f"needs a change of {what} in eight hours, or make test")
 
 
 def default_signals():

@@ -1,13 +1,11 @@
 """Runs every test and closes with one line: N passed, N failed.
 
     python tests/run.py [--no-pytest] DOCTEST_BINARY...     the C++ tests given, then pytest over tests/
-    TESTS_PASSED=FOLDER python tests/run.py ...             not the C++ tests that have passed before in the same bytes
 
 A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed. Pytest has
 a process per core; tests that are marked `alone`, as they measure time, run by themselves at the end.
 """
 
-import hashlib
 import os
 import re
 import subprocess
@@ -34,36 +32,8 @@ class Counts(NamedTuple):
         return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
 
 
-# What C++ tests read.
-READ = ["golden/data", "build/models", "build/portable/*/backends", "tests/hf", "models"]
-
-
-def digest_of_data() -> bytes:
-    """Of all that C++ tests read: names and bytes."""
-    digest = hashlib.sha256(os.environ.get("FULL", "").encode())
-    for path in sorted(file for folder in READ for found in ROOT.glob(folder) for file in found.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            digest.update(str(path.relative_to(ROOT)).encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.digest()
-
-
-def run_unless_passed(binary: str, data: bytes) -> Counts:
-    """One run of a doctest binary, if it has not passed with this data. TESTS_PASSED has a file for each that has."""
-    folder = os.environ.get("TESTS_PASSED")
-    if not folder:
-        return run_doctest(binary)
-    mark = Path(folder, hashlib.sha256(data + (ROOT / binary).read_bytes()).hexdigest()[:32])
-    if mark.exists():
-        return Counts(skipped=Counter({"C++ test programs that have passed before in the same bytes": 1}))
-    counts = run_doctest(binary)
-    if counts.passed and not counts.failed:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    return counts
-
-
-def run_doctest(binary: str) -> Counts:
-    """One run of a doctest binary. Its output is shown at its end, so that two can run side by side."""
+def run_doctest(binary: str, which: str) -> Counts:
+    """One run of a doctest binary, `which` of all. Its output is shown at its end, so that two can run side by side."""
     done = subprocess.run(
         [binary, "--no-colors=1"],
         cwd=ROOT,
@@ -73,7 +43,7 @@ def run_doctest(binary: str) -> Counts:
         errors="replace",
         check=False,
     )
-    print(f"--- {binary}\n{done.stdout}", end="", flush=True)
+    print(f"--- {which}: {binary}\n{done.stdout}", end="", flush=True)
     return doctest_counts(done.returncode, done.stdout)
 
 
@@ -123,12 +93,14 @@ def main() -> int:
     counts = Counts()
     binaries = [argument for argument in sys.argv[1:] if argument != "--no-pytest"]
     n = str(len(os.sched_getaffinity(0)))
+    print(f"step 2 of 3: {len(binaries)} C++ test programs, two at a time", flush=True)
     # Most have as many threads as there are cores. Two at a time leave no core idle where they have not.
     with ThreadPoolExecutor(2) as pool:
-        data = digest_of_data() if "TESTS_PASSED" in os.environ else b""
-        for found in pool.map(lambda binary: run_unless_passed(binary, data), binaries):
+        which = [f"{i} of {len(binaries)}" for i in range(1, len(binaries) + 1)]
+        for found in pool.map(run_doctest, binaries, which):
             counts += found
     if len(binaries) == len(sys.argv) - 1:
+        print("step 3 of 3: pytest", flush=True)
         # A file's tests share what they have made, so that a file is for one process.
         counts += run_pytest("together", "-m", "not alone", "-n", n, "--dist=loadfile", "--no-loadscope-reorder")
         counts += run_pytest("alone", "-m", "alone")

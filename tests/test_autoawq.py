@@ -15,9 +15,7 @@ from formats.gptq import MatrixFormat
 from golden.awq import AWQ, GROUP_SIZES, Packed, group_range, pack, pack_matrix, quantize, unpack
 from golden.forward import forward, hf_name, permute_rows
 from golden.gptq import GPTQ, stands_for
-from tests.helpers import CALIBRATION, F16, F32, MODELS, TINY, export_tiny, needs_change
-
-pytestmark = needs_change("python")
+from tests.helpers import CALIBRATION, F16, F32, MODELS, TINY, export_tiny
 
 METHODS = " or ".join(map(json.dumps, foreign.METHODS))
 

@@ -28,15 +28,12 @@ from tests.helpers import (
     TINY,
     calibrate,
     export_tiny,
-    needs_change,
     one_layer,
     plain_int4,
     run_export,
     with_header_field,
 )
 from tests.hf_fixtures import FOLDER
-
-pytestmark = needs_change("python")
 
 # ---- the file
 

@@ -26,11 +26,8 @@ from tests.helpers import (
     assert_golden_file,
     broken,
     first_bad,
-    needs_change,
     run_golden,
 )
-
-pytestmark = needs_change("python")
 
 # ---- golden files and traces
 

@@ -29,13 +29,10 @@ from tests.helpers import (
     TINY,
     calibrate,
     calibration,
-    needs_change,
     plain_int4,
     stands_for,
 )
 from tests.hf_fixtures import FIXTURES, FOLDER
-
-pytestmark = needs_change("python")
 
 # ---- scales
 

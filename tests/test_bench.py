@@ -28,7 +28,7 @@ from golden.forward import forward, ignore
 from golden.gptq import GPTQ
 from golden.moe import MoE
 from golden.w8a8 import W8A8
-from tests.helpers import needs_change, run_here
+from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "build" / "limits"
@@ -517,7 +517,6 @@ def test_versions_a_ratio_above_1_is_a_faster_version():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-@needs_change("versions")
 def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
     """One version twice, compiled without optimization, since no figure matters."""
     monkeypatch.setenv("MAKEFLAGS", "")

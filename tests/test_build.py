@@ -56,39 +56,3 @@ def test_a_variable_of_make_belongs_to_one_file():
             files.setdefault(name, set()).add(path.name)
     assert len(files) > 100
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
-
-
-def test_modules_that_ci_leaves_out_start_no_program():
-    sources = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
-    sources = [source for source in sources if '\npytestmark = needs_change("python")\n' in source]
-    assert len(sources) == 17
-    assert [
-        found[0] for source in sources if (found := re.search(r"ROOT / \"(runq|build|engine|simt)|BIN\[", source))
-    ] == []
-
-
-def test_ci_asks_again_for_what_has_changed(tmp_path):
-    """What .ci/run remembers as passed is the bytes of the files that a pattern names, not those of others."""
-    script = (ROOT / ".ci/run").read_text()
-    functions = script[script.index("in_bytes()") : script.index("jobs=")]
-    repository = tmp_path / "tree"
-    (repository / "engine").mkdir(parents=True)
-    (repository / "engine/a.h").write_text("1")
-    (repository / "README.md").write_text("1")
-
-    def names():
-        commands = "; ".join(f"in_bytes '{pattern}'" for pattern in ("^engine/.*\\.h$", "^README"))
-        script = f"dpkg-query() {{ echo packages; }}; passed=passed CCACHE_NAMESPACE=x\n{functions}\n{commands}"
-        return subprocess.run(
-            ["bash", "-c", script], cwd=repository, check=True, capture_output=True, text=True
-        ).stdout.split()
-
-    subprocess.run("git init -q && git add .", shell=True, check=True, cwd=repository)
-    engine, readme = names()
-    assert engine != readme
-    assert names() == [engine, readme]
-    (repository / "engine/a.h").write_text("2")
-    assert names()[0] != engine
-    assert names()[1] == readme
-    (repository / "README.md").chmod(0o755)
-    assert names()[1] != readme

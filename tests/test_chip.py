@@ -13,7 +13,7 @@ from bench.systolic import Array, Stream, decode_beats
 from golden.q8 import quantize
 from golden.schemes import read_file
 from hw.chip_program import STEPS, TOKEN, Step, build, pack_matrix, pack_rows
-from tests.helpers import FULL, ROOT, needs_change
+from tests.helpers import FULL, ROOT
 
 MODELS = ROOT / "build" / "models"
 
@@ -74,7 +74,6 @@ def test_what_the_chip_does_not_run_is_refused():
 @pytest.mark.skipif(
     " " in str(ROOT), reason="needs a directory whose path has no space, as the make files of Verilator do"
 )
-@needs_change("hw")
 def test_the_story_of_a_token():
     """Two ids, a trace, and the clocks of the model; with FULL=1 of both models, and from a memory that pauses."""
     made = subprocess.run(["make", "-s", "chip-quick"], cwd=ROOT, capture_output=True, text=True, check=False)

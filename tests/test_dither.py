@@ -12,9 +12,7 @@ from formats.errors import ModelError
 from formats.gguf_model import GGUFModel
 from models.dither import GRIDS, cell_widths, dither
 from tests.gguf_fixture import write_gguf
-from tests.helpers import MODELS, ROOT, needs_change
-
-pytestmark = needs_change("python")
+from tests.helpers import MODELS, ROOT
 
 LLAMA = MODELS / "tiny-llama"
 

@@ -18,9 +18,7 @@ from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
 from golden.forward import load_weight
 from golden.q8 import Q8, quantize
 from tests.gguf_fixture import write_gguf
-from tests.helpers import GOLDEN_FILES, MODELS, launch_export, needs_change, run_export
-
-pytestmark = needs_change("python")
+from tests.helpers import GOLDEN_FILES, MODELS, launch_export, run_export
 
 TINY = [MODELS / "tiny-llama", MODELS / "tiny-qwen3"]
 

@@ -22,10 +22,8 @@ from formats.gguf_model import gguf_name
 from formats.packing import pack_words, unpack_words
 from formats.source import open_model
 from formats.tensors import HEADER_SIZE, Tensor
-from tests.helpers import F32, MODELS, needs_change, run_export
+from tests.helpers import F32, MODELS, run_export
 from tests.hf_fixtures import FOLDER
-
-pytestmark = needs_change("python")
 
 LLAMA, QWEN, MOE = MODELS / "tiny-llama", MODELS / "tiny-qwen3", MODELS / "tiny-qwen3-moe"
 NORM = "model.norm.weight"

@@ -21,9 +21,7 @@ from golden.awq import unpack
 from golden.forward import hf_name
 from golden.schemes import read_file
 from tests.gguf_fixture import all_experts, write_gguf
-from tests.helpers import F16, F32, GOLDEN_FILES, MODELS, TINY, needs_change, run_export
-
-pytestmark = needs_change("python")
+from tests.helpers import F16, F32, GOLDEN_FILES, MODELS, TINY, run_export
 
 # Kinds of the layers' matrices of the files behind the goldens.
 KINDS = {"q8": "Q8_0", "w8a8": "Q8_0", "w8a8-block32": "Q8_0", "awq": "Q4_1", "awq-g64": "Q4_1", "gptq-w8": "Q8_0",

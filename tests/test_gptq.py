@@ -27,9 +27,7 @@ from golden.gptq_quantize import (
 from golden.parallel import in_parallel
 from golden.perplexity import encode, perplexity
 from models import gptq_errors
-from tests.helpers import F32, F64, MODELS, calibration, needs_change
-
-pytestmark = needs_change("python")
+from tests.helpers import F32, F64, MODELS, calibration
 
 ALL = sorted(FORMATS)
 HELD_OUT = MODELS / "held_out.txt"

@@ -17,9 +17,7 @@ from formats.packing import pack_words, unpack_words
 from golden import awq
 from golden.forward import forward, hf_name, permute_rows
 from golden.gptq import GPTQ, expand, stands_for
-from tests.helpers import F16, F32, MODELS, ROOT, needs_change, run_export
-
-pytestmark = needs_change("python")
+from tests.helpers import F16, F32, MODELS, ROOT, run_export
 
 THEIRS = load_file(ROOT / "tests" / "hf" / "gptq.safetensors")  # tests/gptq_fixture.py
 QWEN = MODELS / "tiny-qwen3"

@@ -19,9 +19,7 @@ from golden.gptq_matching import InSinglePrecision, blocks, classifier_hessian, 
 from golden.gptq_quantize import column_order, curvature, damped, quantize_matrix, round_matrix
 from golden.gptq_refine import improve_codes, refine, refit_scales, units
 from golden.rotation import Rotated
-from tests.helpers import CALIBRATION, MODELS, ROOT, needs_change
-
-pytestmark = needs_change("python")
+from tests.helpers import CALIBRATION, MODELS, ROOT
 
 LLAMA = MODELS / "tiny-llama"
 FORMS = (

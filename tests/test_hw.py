@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from bench.systolic import Array, default_scalers
-from tests.helpers import FULL, ROOT, needs_change
+from hw import place
+from tests.helpers import FULL, ROOT
 
 TOOLS = ("verilator", "iverilog", "yosys")
 needs_tools = pytest.mark.skipif(
@@ -29,7 +30,6 @@ def make(*arguments):
 
 @needs_tools
 @needs_plain_path
-@needs_change("hw")
 def test_quick_part():
     """Array, scalers and quantizer against the golden vectors; with FULL=1 every module."""
     printed = make(*(["hw-lint", "hw-unit", "hw-icarus", "hw-cocotb", "hw-hls"] if FULL else ["hw-quick"]), "-j2")
@@ -94,7 +94,6 @@ OTHER_SIZES = {
 
 
 @needs_tools
-@needs_change("hw")
 def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
     """array_sizes alone, in three tools: the parameter is named, and the tool stops."""
     rtl = ROOT / "hw" / "rtl" / "array_sizes.sv"
@@ -142,8 +141,25 @@ def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
 
 
 @needs_tools
+@pytest.mark.parametrize("name", place.PLACED)
+def test_what_is_placed_elaborates(name):
+    """The first lines of what make rtl-chip gives to Yosys: every module is found, with its parameters."""
+    lines = place.ecp5_script(name)
+    script = "; ".join([*lines[: lines.index("proc")], "select -assert-any counted/w:*"])
+    done = subprocess.run(["yosys", "-q", "-p", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_tools
+@pytest.mark.parametrize(("top", "parameters"), [*place.XILINX.values(), *place.UNITS.items()])
+def test_what_is_counted_elaborates(top, parameters):
+    script = "; ".join(place.read_module(top, parameters))
+    done = subprocess.run(["yosys", "-q", "-p", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_tools
 @needs_plain_path
-@needs_change("hw")
 def test_tiles_of_another_array():
     """Golden tiles and the scalers below them on 8 x 32, in Icarus."""
     printed = make("hw-icarus-quick", "ARRAY=8x32")

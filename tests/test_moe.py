@@ -27,11 +27,9 @@ from golden.routing import combine
 from golden.smooth import Smoothed
 from golden.trace import Recorder, compare, relative_error, replay, step_order
 from models import compare_schemes
-from tests.helpers import MODELS, needs_change, run_export
+from tests.helpers import MODELS, run_export
 from tests.hf_fixtures import FOLDER, MOE_FIXTURES
 from tests.served import Served, unrounded
-
-pytestmark = needs_change("python")
 
 MODEL = FOLDER / "qwen3-moe-2-of-8"
 

@@ -27,11 +27,9 @@ from golden.moe import MoE
 from golden.q8 import Quantized
 from golden.trace import Recorder, compare, replay
 from models.random_models import random_gptq
-from tests.helpers import MODELS, needs_change, run_export
+from tests.helpers import MODELS, run_export
 from tests.ladder_cases import CASES, TOKENS, write_case
 from tests.test_moe import small_model, with_header, with_tokenizer
-
-pytestmark = needs_change("python")
 
 WIDE = {"hidden_size": 128, "moe_intermediate_size": 64, "head_dim": 32, "intermediate_size": 192}
 TINY = MODELS / "tiny-qwen3-moe"

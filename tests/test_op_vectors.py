@@ -19,9 +19,7 @@ from golden.perplexity import encode
 from golden.q8 import Q8
 from golden.trace import relative_error
 from tests import ports, ports_moe
-from tests.helpers import DATA, F32, F64, ROOT, needs_change, run_golden
-
-pytestmark = needs_change("python")
+from tests.helpers import DATA, F32, F64, ROOT, run_golden
 
 OPS = DATA / "ops.safetensors"
 TENSORS, CASES = load_file(OPS), read_cases(OPS)

@@ -15,9 +15,7 @@ from golden.forward import Fp32, rmsnorm
 from models.padded import BLOCK, EMBEDDING, cut, importance, pad
 from models.quality import BYTES, gguf_candidates
 from tests.gguf_fixture import write_gguf
-from tests.helpers import CALIBRATION, MODELS, ROOT, needs_change
-
-pytestmark = needs_change("python")
+from tests.helpers import CALIBRATION, MODELS, ROOT
 
 LLAMA = MODELS / "tiny-llama"
 

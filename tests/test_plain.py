@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from formats.schemes import FORMATS
 from golden.trace import compare, read_trace
-from tests.helpers import FULL, ROOT, needs_change
+from tests.helpers import FULL, ROOT
 from tests.test_broken_files import RUN, broken_copies
 from tests.test_rotation import export_rotated
 from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, determined, golden_json, program_of
@@ -85,7 +85,6 @@ def compiled(command, program, folder):
     return folder / program
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_line_in_the_file_compiles_it(tmp_path, program):
     """Of runq, with FULL=1 of each; the others' lines are read, and build/plain has what such a line makes."""
@@ -113,7 +112,6 @@ def test_the_line_in_the_file_compiles_it(tmp_path, program):
     assert len(told) > 100
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_ids_take_no_library(tmp_path, program):
     """Of runq, with FULL=1 of each; of the others, whose section of text is the same, that it compiles."""
@@ -138,7 +136,6 @@ def test_ids_take_no_library(tmp_path, program):
 # ---- goldens
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("name", FILES)
 def test_greedy_ids_from_text_are_the_goldens(name):
     for golden in golden_json(name)["generations"]:
@@ -167,7 +164,6 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
 SOME_FILES = FILES if FULL else [first_file(program) for program in PROGRAMS]
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("name", SOME_FILES)
 def test_perplexity_is_that_of_the_reference(name):
     golden = golden_json(name)["held_out"]
@@ -230,7 +226,6 @@ def test_whole_numbers_of_a_trace_are_those_of_the_engine(tmp_path, name):
         assert [step for step in whole if not np.array_equal(plain[step], engine[step])] == [], options
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("name", FILES)
 def test_threads_change_no_id(name):
     """Of a prompt that takes several chunks."""
@@ -371,7 +366,6 @@ def test_other_mistakes(tmp_path, program):
 # ---- damaged files
 
 
-@needs_change("plain")
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
     """Of the copies that tests/test_broken_files.py gives to the engine; with FULL=1 eight times as many."""
@@ -442,7 +436,6 @@ def unreached(counts, lines, source):
     return [f"{i}: {source[i - 1]}" for i in lines if counts.get(i) == 0]
 
 
-@needs_change("plain")
 @pytest.mark.skipif(not shutil.which("gcov"), reason="needs gcov")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_stories_run_every_line_of_the_forward_pass(tmp_path, program):

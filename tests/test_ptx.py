@@ -14,7 +14,6 @@ from ptx.instructions import implement
 from ptx.launches import read_launches
 from ptx.machine import run
 from ptx.parse import PtxError, kernels_of
-from tests.helpers import needs_change
 
 ROOT = Path(__file__).resolve().parent.parent
 IN, OUT = 1 << 40, 1 << 41
@@ -212,12 +211,10 @@ def run_module(*args):
 
 
 @needs_nvcc
-@needs_change("kernels")
 def test_what_nvcc_makes_of_the_kernels_does_what_the_emulator_does():
     run_module("ptx.suite", "--quick")
 
 
 @needs_nvcc
-@needs_change("kernels")
 def test_planted_mistakes_are_found():
     run_module("ptx.mutants", "--quick")

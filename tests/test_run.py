@@ -1,12 +1,15 @@
 """tests/run.py: what it counts, and what it says of tests that were skipped."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from tests.helpers import ROOT
-from tests.run import Counts, doctest_counts, pytest_counts, run_unless_passed, summary
+from tests.run import Counts, doctest_counts, pytest_counts, summary
 
 REPORT = """<?xml version="1.0"?><testsuites><testsuite errors="1" failures="1" skipped="3" tests="9">
 <testcase name="a"/><testcase name="b"><skipped type="pytest.skip" message="needs qemu-user"/></testcase>
@@ -32,25 +35,6 @@ def test_doctest():
     assert doctest_counts(-11, "") == Counts(0, 1)
 
 
-def test_what_has_passed_in_the_same_bytes_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("TESTS_PASSED", str(tmp_path / "passed"))
-    program = tmp_path / "some_test"
-
-    def run(n_failed, comment="", data=b"data"):
-        line = f"test cases: 3 | {3 - n_failed} passed | {n_failed} failed"
-        program.write_text(f"#!/bin/sh\n# {comment}\necho '{line}'\nexit {n_failed}\n")
-        program.chmod(0o755)
-        return run_unless_passed(str(program), data)
-
-    assert [run(1), run(1)] == [Counts(2, 1)] * 2
-    assert run(0) == Counts(3, 0)
-    left_out = run(0)
-    assert (left_out.passed, left_out.failed, left_out.skipped.total()) == (0, 0, 1)
-    assert run(0, comment="other bytes") == run(0, data=b"others") == Counts(3, 0)
-    monkeypatch.delenv("TESTS_PASSED")
-    assert run(0) == Counts(3, 0)
-
-
 def test_the_end_says_what_was_skipped():
     counts = Counts(3, 0, Counter({"needs a GPU": 1})) + Counts(2, 1, Counter({"needs qemu-user": 2}))
     assert summary(counts).splitlines() == [
@@ -60,6 +44,25 @@ def test_the_end_says_what_was_skipped():
         "5 passed, 1 failed, 3 skipped",
     ]
     assert summary(Counts(5, 0)) == "5 passed, 0 failed"
+
+
+def test_a_skip_that_is_on_no_list_is_a_failure(tmp_path):
+    """SKIPS of tests/conftest.py, as .ci/run has it: of marks, of calls, of modules."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "skips").write_text("needs this\n")
+    modules = {
+        "mark": "@pytest.mark.skipif(True, reason=WHY)\ndef test(): pass\n",
+        "call": "def test(): pytest.skip(WHY)\n",
+        "module": 'pytest.importorskip("no_such_module", reason=WHY)\n',
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors", tmp_path]
+    environment = os.environ | {"SKIPS": "skips"}
+    for reason, end in (("needs this", "3 skipped"), ("needs that", "1 failed, 2 errors")):
+        for name, text in modules.items():
+            (tmp_path / f"test_{name}.py").write_text(f'import pytest\nWHY = "{reason}"\n{text}')
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert end in done.stdout.splitlines()[-1]
+        assert (done.returncode == 0) == (reason == "needs this"), done.stdout
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*.py")), ids=lambda path: path.stem)

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from tests import ports, ports_moe
-from tests.helpers import F16, F32, F64, ROOT, needs_change
+from tests.helpers import F16, F32, F64, ROOT
 from tests.test_op_vectors import CASES, PORT, away_by_row, failures, half_away, quotient
-
-pytestmark = needs_change("python")
 
 SMALLEST_NORMAL = np.finfo(F32).tiny
 PAGE = 256  # positions of a page of the KV cache

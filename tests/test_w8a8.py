@@ -48,14 +48,11 @@ from tests.helpers import (
     calibrate,
     calibration,
     first_bad,
-    needs_change,
     run_export,
     run_golden,
     with_header_field,
 )
 from tests.hf_fixtures import FIXTURES, FOLDER
-
-pytestmark = needs_change("python")
 
 
 def samples_for(name):

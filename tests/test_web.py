@@ -855,8 +855,9 @@ def test_the_keyboard_is_enough(opened):
     assert {"prompt", "run", "step", "layer-range", "token-range"} <= seen
     page.reload()
     page.wait_for_selector("#stage .step-title")
-    stops = []
-    while not stops or stops[-1] != "step":
+    page.locator(".skip").focus()  # the first stop; a browser may go on from where it was before
+    stops = ["skip"]
+    while stops[-1] != "step":
         page.keyboard.press("Tab")
         stops.append(page.evaluate("document.activeElement.id"))
         assert len(stops) <= 22, stops

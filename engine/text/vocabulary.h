@@ -95,7 +95,7 @@ class AddedTokens {
         for (size_t i = 0; i < s.size(); i++) {
             if (!is_first_[uint8_t(s[i])]) continue;
             const std::string_view rest = s.substr(i);
-            const auto before = [](auto& s, auto& t) { return s < t.text; };
+            const auto before = [](auto& x, auto& t) { return x < t.text; };
             const auto behind = std::upper_bound(tokens_.begin(), tokens_.end(), rest, before);
             if (const int t = longest_prefix(rest, int(behind - tokens_.begin()) - 1); t >= 0)
                 found.push_back({i, &tokens_[size_t(t)]});
