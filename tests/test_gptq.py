@@ -264,6 +264,18 @@ def test_errors_that_cannot_be_measured(monkeypatch, capsys, arguments, code, co
     assert complaint in err
 
 
+def in_a_process(array, i):
+    return array[i], array.flags.writeable, os.environ.get("OMP_NUM_THREADS")
+
+
+def test_processes_share_what_they_read(monkeypatch):
+    """Each has one thread; this process keeps its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    array = np.arange(7.0)
+    assert in_parallel([partial(in_a_process, array, i) for i in range(7)]) == [(i, False, "1") for i in range(7)]
+    assert in_parallel([partial(in_a_process, array, 5)]) == [(5, True, "3")]  # here
+
+
 def test_rows_that_several_processes_round():
     rng, form = np.random.default_rng(0), MatrixFormat(4, 64)
     weights = [rng.standard_normal((n, 64)).astype(F32) for n in (2 * ROWS + 1, 5, ROWS + 1)]
