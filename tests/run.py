@@ -19,6 +19,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 # Files that take longest, or have one test that does. They begin first, so that none runs on when all others are done.
 SLOW = ["recipe", "plain", "hw", "rtl", "chip", "tokenizer", "fuzz", "broken_files", "runq", "runq_awq", "planted_bugs"]
+# Files that other goals run, which build what they look at: make test-web, test-web-node, test-book, test-dist.
+ELSEWHERE = ["web", "web_places", "web_node", "book", "dist"]
 
 
 class Counts(NamedTuple):
@@ -72,8 +74,9 @@ def run_pytest(name: str, *options: str) -> Counts:
     print(f"--- pytest, {name}", flush=True)
     report = ROOT / "build" / f"pytest-{name}.xml"
     report.unlink(missing_ok=True)
-    files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda path: path.stem.removeprefix("test_") not in SLOW)
-    command = [sys.executable, "-m", "pytest", "--durations=5", f"--junitxml={report}", *options, *map(str, files)]
+    names = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")} - {*ELSEWHERE}
+    files = [f"tests/test_{name}.py" for name in sorted(names, key=lambda name: (name not in SLOW, name))]
+    command = [sys.executable, "-m", "pytest", "--durations=25", f"--junitxml={report}", *options, *files]
     return pytest_counts(subprocess.run(command, cwd=ROOT, check=False).returncode, report)
 
 
