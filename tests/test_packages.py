@@ -441,7 +441,18 @@ def tree(tmp_path):
 
 
 # Goals that take no packages.
-NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh"}
+NOTHING = {
+    "clean",
+    "uninstall",
+    "help",
+    "sections",
+    "cuda",
+    "gpu-check",
+    "ptx",
+    "serve-python",
+    "test-fresh",
+    "test-says",
+}
 
 
 @pytest.mark.parametrize("nvcc", ["true", "no-nvcc"])
