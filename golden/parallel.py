@@ -24,7 +24,7 @@ ALIGNED = 64  # bytes, for arrays in a file
 def in_parallel(calls: Sequence[partial]) -> list:
     """The results of all calls, in their order; a single one is made here.
 
-    Raises what a call raises, and MemoryError if the system ends a process, as it does where memory runs out.
+    Calls are pickled. Raises what a call raises, and MemoryError if the system ends a process, for lack of memory.
     Each process computes with one thread, so results do not depend on how many there are. Arrays that a call gets are
     read-only: processes share them by a file that is mapped into memory, each array once, however many calls have it.
     """
