@@ -150,7 +150,7 @@ web-serve: web
 
 test-web: web $(PROGRAMS) $(WEB_VENV)/ready build/packages-browser
 	@$(WEB_VENV)/bin/biome ci --config-path=tools/biome.json web/page
-	@$(WEB_VENV)/bin/python -m pytest -n "$$(nproc)" --dist=loadfile $(if $(filter firefox%,$(BROWSERS)),,-k 'not firefox') tests/test_web.py tests/test_web_places.py
+	@$(WEB_VENV)/bin/python -m pytest -n "$$(nproc)" --durations=10 $(if $(filter firefox%,$(BROWSERS)),,-k 'not firefox') tests/test_web.py tests/test_web_places.py
 
 $(WEB_VENV)/ready: requirements.lock tools/web.lock $(call moved,$(WEB_VENV))
 	$(call set_up,requirements.lock tools/web.lock)

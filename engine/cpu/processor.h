@@ -31,18 +31,17 @@ static bool apple_has(const char* name) {
 // Whether this processor, and its operating system, have the level's instructions.
 [[maybe_unused]] static bool processor_has(Level level) {
 #if defined(__x86_64__)
-    // Intel SDM, CPUID. Leaf 1, ecx: bit 29 F16C; leaf 7, subleaf 1, eax: bit 4 AVX-VNNI. Of these the
-    // compilers' function (GCC manual, "x86 Built-in Functions") does not know in all versions.
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                          __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
-    if (level == avx2) return has_avx2;
-    if (level == avxvnni)
-        return has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
-    if (level == avx512vnni)
-        return has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    // Intel SDM, CPUID and XGETBV. The compilers' own function (GCC manual, "x86 Built-in Functions") says no
+    // to everything in zig. kept: registers that the operating system saves.
+    unsigned a = 0, b = 0, c = 0, d = 0, kept = 0;
+    constexpr unsigned fma_osxsave_avx_f16c = 1u << 12 | 7u << 27, f_dq_bw_vl = 3u << 16 | 3u << 30;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (~c & fma_osxsave_avx_f16c) != 0) return level == portable;
+    asm("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (b >> 5 & 1) == 0 || (~kept & 6) != 0)
+        return level == portable;
+    if (level == avx2) return true;
+    if (level == avx512vnni) return (~kept & 0xe6) == 0 && (~b & f_dq_bw_vl) == 0 && (c >> 11 & 1) != 0;
+    if (level == avxvnni) return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
 #elif defined(__aarch64__)
 #ifdef __APPLE__
     const bool has_dotprod = apple_has("hw.optional.arm.FEAT_DotProd");
