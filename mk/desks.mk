@@ -21,17 +21,18 @@ ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping
 ARM_KERNELS := tests/quant_matmul_test.cpp tests/lowbit_matmul_test.cpp tests/attention_test.cpp tests/attention_int8_test.cpp \
                tests/ops_test.cpp
 ARM_TESTS   := $(foreach a,$(ARM_ARCHS),build/arm/$a/kernels_test $(PROGRAMS:%=build/arm/$a/%_test))
-ARM_SOURCES := $(HEADERS) $(LIBRARY) $(wildcard *.cpp tests/*.h) tests/main.cpp build/packages-arm
 build/packages-arm: build/packages-test
 	@$(call install,$(PACKAGES_ARM))
 	@touch $@
+ARM_LIBRARY := $(LIBRARY) tests/main.cpp
 define arm_rules
-build/arm/$1/kernels_test: $(ARM_KERNELS) $(ARM_SOURCES)
+$(patsubst %.cpp,build/arm/$1/%.o,$(ARM_LIBRARY) $(ARM_KERNELS) $(PROGRAMS:%=tests/%_test.cpp)): build/arm/$1/%.o: %.cpp build/packages-arm
 	@mkdir -p $$(@D)
-	$(ARM_CXX) $(ARM_FLAGS) -march=$1 tests/main.cpp $(ARM_KERNELS) $(LIBRARY) -o $$@
-build/arm/$1/%_test: tests/%_test.cpp $(ARM_SOURCES)
-	@mkdir -p $$(@D)
-	$(ARM_CXX) $(ARM_FLAGS) -march=$1 tests/main.cpp $$< $(LIBRARY) -o $$@
+	$(ARM_CXX) $(ARM_FLAGS) -march=$1 $$(DEPS) -c $$< -o $$@
+build/arm/$1/kernels_test: $(ARM_KERNELS:%.cpp=build/arm/$1/%.o)
+$(PROGRAMS:%=build/arm/$1/%_test): build/arm/$1/%_test: build/arm/$1/tests/%_test.o
+build/arm/$1/kernels_test $(PROGRAMS:%=build/arm/$1/%_test): $(ARM_LIBRARY:%.cpp=build/arm/$1/%.o)
+	$(ARM_CXX) $(ARM_FLAGS) -march=$1 $$^ -o $$@
 endef
 $(foreach a,$(ARM_ARCHS),$(eval $(call arm_rules,$a)))
 test-arm: $(ARM_TESTS) $(TEST_MODELS) $(RANDOM_MODELS)
