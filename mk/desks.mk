@@ -84,7 +84,8 @@ NEEDS_windows-mingw := MINGW
 NEEDS_test-windows  := BUILD PYTHON MINGW WINE
 
 ZIG_FOLDER := build/zig
-ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_FOLDER)/cache ZIG_LOCAL_CACHE_DIR=$(ZIG_FOLDER)/cache $(ZIG_FOLDER)/bin/python -m ziglang
+ZIG_CACHE  ?= $(ZIG_FOLDER)/cache
+ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_CACHE) ZIG_LOCAL_CACHE_DIR=$(ZIG_CACHE) $(ZIG_FOLDER)/bin/python -m ziglang
 $(ZIG_FOLDER)/ready: tools/zig.lock $(call moved,$(ZIG_FOLDER))
 	$(call set_up,tools/zig.lock)
 
