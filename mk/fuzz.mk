@@ -30,7 +30,7 @@ fuzz: $(FUZZ_BINS) $(FUZZ_MODELS)
 fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
 	@'$(PYTHON)' tests/fuzz/run.py --merge $(FUZZ)
 test-fuzz: $(VENV_READY) build/packages-fuzz $(FUZZ_MODELS)
-	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -q -n "$$(nproc)" tests/fuzz/planted_bugs.py
+	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -n "$$(nproc)" tests/fuzz/planted_bugs.py
 
 # LIBRARY is compiled once for all harnesses.
 FUZZ_LIBRARY_O := $(LIBRARY:%.cpp=build/fuzz/lib/%.o)

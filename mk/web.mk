@@ -96,7 +96,7 @@ $(WASM_TESTS:%=$(WASM)/%_test.js): $(WASM)/tests/main.o $(LIBRARY:%.cpp=$(WASM)/
 	$(EMCC) $(WASM_TEST_LINK) $(filter %.o,$^) -o $@
 
 test-web-node: web $(WASM_TESTS:%=$(WASM)/%_test.js) $(PROGRAMS) $(VENV_READY) $(TEST_MODELS) $(RANDOM_MODELS)
-	@$(PY) -m pytest -q tests/test_web_node.py
+	@$(PY) -m pytest tests/test_web_node.py
 
 $(WASM)/flags: FORCE
 	@mkdir -p $(@D)
@@ -193,7 +193,7 @@ book-pdf: book
 	@echo build/book/runq.pdf
 
 test-book: book $(VENV_READY)
-	@$(PY) -m pytest -q tests/test_book.py
+	@$(PY) -m pytest tests/test_book.py
 
 $(BOOK_VENV)/ready: tools/book/requirements.lock $(call moved,$(BOOK_VENV))
 	$(call set_up,tools/book/requirements.lock)
