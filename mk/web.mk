@@ -63,7 +63,7 @@ $(WEB_PROGRAMS:%=$(WEB)/variants/%.js): $(WEB)/variants/%.js: $(WASM)/variants/%
 $(WEB)/variants/no-smoothing.bin: $(VENV_READY) $(EXPORTER) models/tiny-llama/model.safetensors
 	@mkdir -p $(@D)
 	@OPENBLAS_NUM_THREADS=1 $(PY) -m export w8a8 models/tiny-llama $@ --quiet --no-smooth
-$(WEB)/variants.json: tools/web_variant.py $(wildcard web/variants/*.json)
+$(WEB)/variants.json: tools/web_variant.py $(wildcard web/variants/*.json) | build/packages-web
 	@mkdir -p $(@D)
 	@$(PYTHON) tools/web_variant.py list $@ $(filter %.json,$^)
 
