@@ -70,7 +70,14 @@ def keep_wine_running():
 def wine(kind, program, *args, cwd=ROOT, **options):
     keep_wine_running()
     command = [WINE, exe(kind, program), *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, env=environment(), timeout=300, check=False, **options)
+    # Each of our programs prints something. Beside busy processes Wine at times ends one before it has begun.
+    for _ in range(3):
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, env=environment(), timeout=300, check=False, **options
+        )
+        if done.stdout or done.stderr:
+            break
+    return done
 
 
 def linux(program, *args, cwd=ROOT, **options):
