@@ -121,6 +121,54 @@ struct ModelConfig {
 };
 // ---- end of config ---------------------------------------------------------
 
+// ---- section fp32 ----------------------------------------------------------
+// fp32 arithmetic with one answer: every sum has an order, and a fused multiply-add is written where it is
+// meant (docs/numerics.md)
+
+#if defined(__FAST_MATH__) || __FLT_EVAL_METHOD__ == 2
+#error "runq needs fp32 as IEEE 754 has it: compile without -Ofast, -ffast-math and -mfpmath=387"
+#endif
+
+// lift fused_multiply_add
+// a * b + c, rounded once. Where the processor has no instruction: in fp64 the product is exact, and rounding
+// its sum with c, then that to fp32, is rounding once, but where the first result lies halfway between two
+// fp32 numbers. There, what the first rounding has lost (Knuth's TwoSum) decides.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    const double product = double(a) * b;
+    double sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double mirrored = sum + (sum - float(sum));  // if halfway, the fp32 number on the other side
+    if (lost != 0 && mirrored == float(mirrored)) sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
+    return float(sum);
+#endif
+}
+
+// Whether a product is rounded before something is added to it, as the text says: -ffp-contract=off.
+inline bool rounds_products() {
+    volatile float a = 1 + 0x1p-12f, c = 1 + 0x1p-11f;
+    const float product = a * a;
+    return product - c == 0;
+}
+
+// lift exp_fp32
+// e^x, within 1 unit in the last place; below -87 it is e^-87, above 88 it is e^88, NaN stays NaN. With
+// x = n ln 2 + r, n whole and |r| <= ln 2 / 2, it is 2^n e^r, and e^r the first terms of its Taylor series.
+// ln 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite 1980).
+inline float exp_fp32(float x) {
+    if (std::isnan(x)) return x;
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = fused_multiply_add(x, 1.44269504f, 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds
+    const float r = fused_multiply_add(n, 2.12194440e-4f, fused_multiply_add(-n, 0.693359375f, x));
+    const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    float sum = 1.0f / 5040;
+    for (const float term : terms) sum = fused_multiply_add(sum, r, term);
+    return std::ldexp(sum, int(n));
+}
+// ---- end of fp32 -----------------------------------------------------------
+
 // ----------------------------------------------------------------------------
 // The device. A kernel is launched by launch<kernel>({.grid = 8, .block = 128}, arguments...), as a C++
 // compiler cannot read kernel<<<8, 128>>>(arguments...). What follows is for nvcc; the emulator in simt/ has
@@ -531,7 +579,7 @@ struct Options {
     std::string model_path;
     std::optional<std::string> prompt, file;  // "-": standard input
     std::vector<int> ids;                     // the prompt as these; {}: not given
-    bool chat = false, print_ids = false;
+    bool chat = false, print_ids = false, digest = false;
     int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
     std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
@@ -2301,7 +2349,8 @@ struct Sampler {
         std::vector<size_t> ids;     // that may be drawn
         double total = 0;            // of their weights
         for (size_t i = 0; i < logits.size(); i++) {
-            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            const float z = (logits[i] - logits[best]) / temperature;
+            weights.push_back(z < -87 ? 0 : exp_fp32(z));  // far below it is 0: it could not win
             if (weights[i] > 0) ids.push_back(i), total += weights[i];
         }
         const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
@@ -2368,6 +2417,7 @@ usage: %s <model.bin> [options]
   -s N          random seed (default: another in each run)
   -j N          threads (default: OpenMP's)
   --print-ids   print token ids instead of text
+  --digest      print a hash of the logits, the same on every machine
   --trace PATH  write every intermediate tensor to a safetensors file
   --ppl PATH    perplexity of a text file
 )";
@@ -2421,6 +2471,8 @@ inline Options parse_options(int argc, char** argv) {
         }
         if (name == "--print-ids") {
             o.print_ids = true;
+        } else if (name == "--digest") {
+            o.digest = true;
         } else if (options.contains(name)) {
             if (++i == argc) fail<UsageError>(name, ": needs a value");
             value = argv[i];
@@ -2462,6 +2514,14 @@ struct Session {
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
+    // FNV-1a of 64 bits (Fowler, Noll and Vo) over the bytes of all logits that something was drawn or scored
+    // by.
+    uint64_t digest = 0xcbf29ce484222325;
+
+    void add_to_digest(std::span<const float> logits) {
+        for (const std::byte byte : std::as_bytes(logits))
+            if (o.digest) digest = (digest ^ uint64_t(byte)) * 0x100000001b3;
+    }
     // Runs the next chunk of ids, which begin with the tokens held. Returns logits (n_logits, vocab_size).
     std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
@@ -2490,6 +2550,7 @@ struct Session {
         while (ids.size() < end) {
             std::span<const float> logits;
             while (held.size() < ids.size()) logits = run(ids);
+            add_to_digest(logits.last(vocab_size));
             const int id = sampler.sample(logits.last(vocab_size));
             ids.push_back(id);
             const std::string text = tokenizer ? tokenizer->shown(id) : "";
@@ -2517,6 +2578,7 @@ struct Session {
                 auto logits = run(std::span(window).first(window.size() - 1));
                 for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
                     const auto row = logits.first(vocab_size);
+                    add_to_digest(row);
                     const int next = window[held.size() + 1 - logits.size() / vocab_size];
                     const double max = *std::ranges::max_element(row);
                     double sum = 0;
@@ -2579,10 +2641,14 @@ inline void run(const Options& o) {
         const int n = s.n_tokens[i];
         if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
     }
+    if (o.digest) std::fprintf(stderr, "digest  %016llx\n", static_cast<unsigned long long>(s.digest));
 }
 
 inline int run_command_line(int argc, char** argv) try {
     const Options o = parse_options(argc, argv);
+    if (!rounds_products())
+        std::fprintf(stderr, "%s: products are fused with sums: compile with -ffp-contract=off\n",
+                     program_name);
     if (!o.model_path.empty()) run(o);
     if (!std::cout.flush()) fail("cannot write the output");
     return 0;

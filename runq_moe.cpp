@@ -10,7 +10,7 @@
 //
 // The file is complete. This line compiles it, and the next one tells a story:
 //
-//     g++ -std=c++20 -O3 -march=native -fopenmp runq_moe.cpp -o runq_moe -lpcre2-8 -lutf8proc
+//     g++ -std=c++20 -O3 -march=native -ffp-contract=off -fopenmp runq_moe.cpp -o runq_moe -lpcre2-8 -lutf8proc
 //     ./runq_moe model_moe.bin -i "Once upon a time"
 //
 // -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
@@ -190,22 +190,75 @@ inline float to_float(Half h) {
 inline bool fast_check_mask(const uint8_t*) { return false; }
 // ---- end of fp16 -----------------------------------------------------------
 
+// ---- section fp32 ----------------------------------------------------------
+// fp32 arithmetic with one answer: every sum has an order, and a fused multiply-add is written where it is
+// meant (docs/numerics.md)
+
+#if defined(__FAST_MATH__) || __FLT_EVAL_METHOD__ == 2
+#error "runq needs fp32 as IEEE 754 has it: compile without -Ofast, -ffast-math and -mfpmath=387"
+#endif
+
+// lift fused_multiply_add
+// a * b + c, rounded once. Where the processor has no instruction: in fp64 the product is exact, and rounding
+// its sum with c, then that to fp32, is rounding once, but where the first result lies halfway between two
+// fp32 numbers. There, what the first rounding has lost (Knuth's TwoSum) decides.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    const double product = double(a) * b;
+    double sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double mirrored = sum + (sum - float(sum));  // if halfway, the fp32 number on the other side
+    if (lost != 0 && mirrored == float(mirrored)) sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
+    return float(sum);
+#endif
+}
+
+// Whether a product is rounded before something is added to it, as the text says: -ffp-contract=off.
+inline bool rounds_products() {
+    volatile float a = 1 + 0x1p-12f, c = 1 + 0x1p-11f;
+    const float product = a * a;
+    return product - c == 0;
+}
+
+// lift exp_fp32
+// e^x, within 1 unit in the last place; below -87 it is e^-87, above 88 it is e^88, NaN stays NaN. With
+// x = n ln 2 + r, n whole and |r| <= ln 2 / 2, it is 2^n e^r, and e^r the first terms of its Taylor series.
+// ln 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite 1980).
+inline float exp_fp32(float x) {
+    if (std::isnan(x)) return x;
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = fused_multiply_add(x, 1.44269504f, 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds
+    const float r = fused_multiply_add(n, 2.12194440e-4f, fused_multiply_add(-n, 0.693359375f, x));
+    const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    float sum = 1.0f / 5040;
+    for (const float term : terms) sum = fused_multiply_add(sum, r, term);
+    return std::ldexp(sum, int(n));
+}
+// ---- end of fp32 -----------------------------------------------------------
+
+// ---- section attention of a query ------------------------------------------
+// What stands between the products: softmax, SwiGLU, and attention of one query
+
 // lift softmax
-// x[i] = exp(x[i] - max) / sum over n values.
+// x[i] = exp(x[i] - max) / sum over n values. Every 16th goes into the same of 16 sums.
 inline void softmax(float* x, int n) {
     const float max = *std::max_element(x, x + n);
-    float sum = 0;
+    float sums[16] = {}, sum = 0;
     for (int i = 0; i < n; i++) {
-        x[i] = std::exp(x[i] - max);
-        sum += x[i];
+        x[i] = exp_fp32(x[i] - max);
+        sums[i % 16] += x[i];
     }
-    for (int i = 0; i < n; i++) x[i] /= sum;
+    for (const float part : sums) sum += part;
+    const float inv = 1.0f / sum;
+    for (int i = 0; i < n; i++) x[i] *= inv;
 }
 
 // lift swiglu
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
 inline void swiglu(float* out, const float* gate, const float* up, int n) {
-    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + exp_fp32(-gate[i])) * up[i];
 }
 
 // lift attend
@@ -213,21 +266,22 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 // scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
                    const float* values, int n_positions, int head_dim, int stride) {
+    const float scale = 1.0f / std::sqrt(float(head_dim));
     for (int p = 0; p < n_positions; p++) {
         const float* key = keys + int64_t(p) * stride;
         float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
-        scores[p] = sum / std::sqrt(float(head_dim));
+        for (int i = 0; i < head_dim; i++) sum = fused_multiply_add(q[i], key[i], sum);
+        scores[p] = sum * scale;
         probs[p] = scores[p];
     }
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
         const float* value = values + int64_t(p) * stride;
-        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+        for (int i = 0; i < head_dim; i++) out[i] = fused_multiply_add(probs[p], value[i], out[i]);
     }
 }
+// ---- end of attention of a query -------------------------------------------
 
 // The keys and values of every position so far, (n_layers, context, n_kv_heads * head_dim) each. Memory is
 // taken as positions are used.
@@ -283,9 +337,9 @@ inline void fp64_matmul(Rows& out, const Rows& x, const float* w) {
     parallel_for(int64_t(x.n_rows) * out.n_cols, [&](int at) {
         const int t = at / out.n_cols, i = at % out.n_cols;
         const float *token = x.row(t), *row = w + int64_t(i) * x.n_cols;
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < x.n_cols; k++) sum += double(token[k]) * double(row[k]);
+        double sums[8] = {}, sum = 0;  // every eighth product goes into the same
+        for (int k = 0; k < x.n_cols; k++) sums[k % 8] += double(token[k]) * double(row[k]);
+        for (const double part : sums) sum += part;
         out.row(t)[i] = float(sum);
     });
 }
@@ -387,7 +441,7 @@ struct Options {
     std::string model_path;
     std::optional<std::string> prompt, file, ppl, trace;  // a text, paths; file "-": standard input
     std::vector<int> ids;                                 // the prompt as these; {}: not given
-    bool chat = false, print_ids = false;
+    bool chat = false, print_ids = false, digest = false;
     int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
     std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
@@ -457,12 +511,11 @@ const std::vector<const char*> no_value{"no", "yes"};
 
 // lift rmsnorm
 // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+// In fp64, rounded once. Every eighth square goes into the same of 8 sums.
 inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    double sums[8] = {}, sum = 0;
+    for (int i = 0; i < n; i++) sums[i % 8] += double(x[i]) * x[i];
+    for (const double part : sums) sum += part;
     const double inv = 1.0 / std::sqrt(sum / n + eps);
     for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
 }
@@ -473,8 +526,8 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
 inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
     for (int i = 0; i < head_dim / 2; i++) {
         const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
+        head[2 * i] = fused_multiply_add(a, cos[i], -(b * sin[i]));
+        head[2 * i + 1] = fused_multiply_add(a, sin[i], b * cos[i]);
     }
 }
 
@@ -828,13 +881,15 @@ void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
 // Matrices and their products
 
 // The weights of an expert, or others. A8W8 is 8 bits with a scale for a row, A8W4 is 4 bits with the zero
-// point 8; group_size are the weights whose products are added up before they are scaled.
+// point 8; group_size are the weights that share a scale.
 struct MoeMatrix : LowbitMatrix {
     WeightFormat format;
     const uint8_t* mx_scales = nullptr;  // (n_rows, n_groups()): MXFP8, E8M0; codes are E4M3
     const float* assist = nullptr;       // (n_rows,): A8W4, see dot_by_digits
 
     bool is_mx() const { return format.kind == WeightKind::mxfp8; }
+    // Columns whose products are added up before they are scaled: of a group, or 64 of A8W4's.
+    int part() const { return format.kind == WeightKind::a8w4 && group_size % 64 == 0 ? 64 : group_size; }
 };
 
 // Codes as the loops multiply them: int8 and int4 as int16, which compilers multiply faster, and E4M3 as the
@@ -875,34 +930,33 @@ void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
 }
 
 // lift dot
-// A row of activations (n,) times a row of weights (n,): each group is an exact int32 sum, the groups are
-// added up in fp32. Where the activations have one scale for all groups, it comes last; where they have one
-// for each, it is multiplied by the weights' first.
+// A row of activations (n,) times a row of weights (n,), n_scales scales and weights in groups of `group`:
+// each run of `part` products is an exact int32 sum, scaled by both scales; the runs are added up in fp32.
 template <class Code>
 float dot(const Code* x, const float* x_scales, int n_scales, const Code* w, const float* w_scales, int n,
-          int group) {
-    const bool comes_last = n_scales < n / group;
+          int group, int part) {
     float out = 0;
-    for (int g = 0; g < n / group; g++) {
+    for (int k = 0; k < n;) {
+        const float scale = w_scales[k / group] * x_scales[n_scales > 1 ? k / group : 0];
         int32_t sum = 0;
-        for (int k = g * group; k < (g + 1) * group; k++) sum += int32_t(x[k]) * int32_t(w[k]);
-        out += float(sum) * (comes_last ? w_scales[g] : w_scales[g] * x_scales[g]);
+        for (const int end = k + part; k < end; k++) sum += int32_t(x[k]) * int32_t(w[k]);
+        out = fused_multiply_add(float(sum), scale, out);
     }
-    return comes_last ? out * x_scales[0] : out;
+    return out;
 }
 
 // lift dot_mx
-// A row of activations (n,) times a row of weights (n,), both MXFP8: the products of elements are exact, a
-// block is added up in fp32, then times both scales, which are powers of two; then the blocks are added.
+// A row of activations (n,) times a row of weights (n,), both MXFP8: the products of elements are multiples
+// of 2^-18 below 2^18, so that a block's sum in fp64 is exact, also times both scales, which are powers of
+// two. Each is rounded to fp32; then they are added.
 inline float dot_mx(const float* x, const float* x_scales, const float* w, const float* w_scales, int n,
                     int block) {
     float out = 0;
     for (int b = 0; b < n / block; b++) {
         const float *x_block = x + b * block, *w_block = w + b * block;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < block; k++) sum += x_block[k] * w_block[k];
-        out += float(double(sum) * x_scales[b] * w_scales[b]);  // 2^254 has no room in fp32
+        double sum = 0;
+        for (int k = 0; k < block; k++) sum += double(x_block[k]) * w_block[k];
+        out += float(sum * x_scales[b] * w_scales[b]);
     }
     return out;
 }
@@ -910,7 +964,7 @@ inline float dot_mx(const float* x, const float* x_scales, const float* w, const
 // out (n_rows, w.n_rows) = rows of x, from `first` on, times the matrix transposed. A row of weights is read
 // once for all tokens.
 void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p, int first, int n_rows) {
-    const int n = x.n_cols, size = p.w.group_size;
+    const int n = x.n_cols, size = p.w.group_size, part = p.w.part();
     p.out.n_rows = n_rows;
     WideCodes wide;
     wide.load(x.row_codes(first), size_t(n_rows) * size_t(n), x.is_mx);
@@ -920,9 +974,9 @@ void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p, int fir
         for (int t = 0; t < n_rows; t++) {
             const size_t at = size_t(t) * size_t(n);
             const float *x_scales = x.row_scales(first + t), *scales = row.scales.data();
-            p.out.row(t)[i] =
-                x.is_mx ? dot_mx(&wide.values[at], x_scales, row.values.data(), scales, n, size)
-                        : dot(&wide.codes[at], x_scales, x.n_groups(), row.codes.data(), scales, n, size);
+            p.out.row(t)[i] = x.is_mx ? dot_mx(&wide.values[at], x_scales, row.values.data(), scales, n, size)
+                                      : dot(&wide.codes[at], x_scales, x.n_groups(), row.codes.data(), scales,
+                                            n, size, part);
         }
     });
 }
@@ -974,12 +1028,13 @@ void route(Routing& out, const Rows& logits, int k, bool norm_topk_prob) {
         std::iota(order.begin(), order.end(), 0);
         std::partial_sort(order.begin(), order.begin() + k, order.end(),
                           [&](int a, int b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-        const auto term = [&](int i) { return std::exp(double(row[order[i]]) - double(row[order[0]])); };
+        const auto term = [&](int expert) { return double(exp_fp32(row[expert] - row[order[0]])); };
         double sum = 0;
-        for (int i = 0; i < (norm_topk_prob ? k : logits.n_cols); i++) sum += term(i);
+        for (int i = 0; i < (norm_topk_prob ? k : logits.n_cols); i++)
+            sum += term(norm_topk_prob ? order[i] : i);
         for (int i = 0; i < k; i++) {
             out.experts[t * k + i] = order[i];
-            out.weights[t * k + i] = float(term(i) / sum);
+            out.weights[t * k + i] = float(term(order[i]) / sum);
         }
     }
     sort_pairs(out);
@@ -996,7 +1051,8 @@ void combine(Rows& out, const Rows& x, const Routing& routing) {
         std::fill_n(out.row(t), out.n_cols, 0.0f);
         for (const int row : rows)
             for (int i = 0; i < out.n_cols; i++)
-                out.row(t)[i] += routing.weights[routing.by_expert[row]] * x.row(row)[i];
+                out.row(t)[i] =
+                    fused_multiply_add(routing.weights[routing.by_expert[row]], x.row(row)[i], out.row(t)[i]);
     });
 }
 
@@ -1490,7 +1546,7 @@ void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w
     for (int i = 0; i < w.n_rows; i++) {
         row.load_row(w, i);
         for (int k = 0; k < w.n_cols; k++) {
-            if (k % w.group_size == 0) sums.push_back(0);
+            if (k % w.part() == 0) sums.push_back(0);
             sums.back() += x[k] * row.codes[size_t(k)];
         }
     }
@@ -1516,7 +1572,7 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
     for (int t = 0; t < x.n_rows && wants_sums() && !x.is_mx; t++) {
         std::vector<int32_t> sums;
         append_sums(sums, x.row_codes(t), w);
-        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_cols / w.group_size});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_cols / w.part()});
     }
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
@@ -1527,8 +1583,7 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
         std::vector<int32_t> sums;
         for (size_t i = pair; i < pair + size_t(r.k); i++)
             append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);
-        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1,
-                {r.k, w.n_rows, w.n_cols / w.group_size});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {r.k, w.n_rows, w.n_cols / w.part()});
     }
 }
 
@@ -1971,7 +2026,8 @@ struct Sampler {
         std::vector<size_t> ids;     // that may be drawn
         double total = 0;            // of their weights
         for (size_t i = 0; i < logits.size(); i++) {
-            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            const float z = (logits[i] - logits[best]) / temperature;
+            weights.push_back(z < -87 ? 0 : exp_fp32(z));  // far below it is 0: it could not win
             if (weights[i] > 0) ids.push_back(i), total += weights[i];
         }
         const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
@@ -2059,6 +2115,7 @@ usage: %s <model.bin> [options]
   -s N          random seed (default: another in each run)
   -j N          threads (default: OpenMP's)
   --print-ids   print token ids instead of text
+  --digest      print a hash of the logits, the same on every machine
   --trace PATH  write every intermediate tensor to a safetensors file
   --ppl PATH    perplexity of a text file
 )";
@@ -2112,6 +2169,8 @@ inline Options parse_options(int argc, char** argv) {
         }
         if (name == "--print-ids") {
             o.print_ids = true;
+        } else if (name == "--digest") {
+            o.digest = true;
         } else if (options.contains(name)) {
             if (++i == argc) fail<UsageError>(name, ": needs a value");
             value = argv[i];
@@ -2153,6 +2212,14 @@ struct Session {
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
+    // FNV-1a of 64 bits (Fowler, Noll and Vo) over the bytes of all logits that something was drawn or scored
+    // by.
+    uint64_t digest = 0xcbf29ce484222325;
+
+    void add_to_digest(std::span<const float> logits) {
+        for (const std::byte byte : std::as_bytes(logits))
+            if (o.digest) digest = (digest ^ uint64_t(byte)) * 0x100000001b3;
+    }
     // Runs the next chunk of ids, which begin with the tokens held. Returns logits (n_logits, vocab_size).
     std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
@@ -2181,6 +2248,7 @@ struct Session {
         while (ids.size() < end) {
             std::span<const float> logits;
             while (held.size() < ids.size()) logits = run(ids);
+            add_to_digest(logits.last(vocab_size));
             const int id = sampler.sample(logits.last(vocab_size));
             ids.push_back(id);
             const std::string text = tokenizer ? tokenizer->shown(id) : "";
@@ -2208,6 +2276,7 @@ struct Session {
                 auto logits = run(std::span(window).first(window.size() - 1));
                 for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
                     const auto row = logits.first(vocab_size);
+                    add_to_digest(row);
                     const int next = window[held.size() + 1 - logits.size() / vocab_size];
                     const double max = *std::ranges::max_element(row);
                     double sum = 0;
@@ -2270,10 +2339,14 @@ inline void run(const Options& o) {
         const int n = s.n_tokens[i];
         if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
     }
+    if (o.digest) std::fprintf(stderr, "digest  %016llx\n", static_cast<unsigned long long>(s.digest));
 }
 
 inline int run_command_line(int argc, char** argv) try {
     const Options o = parse_options(argc, argv);
+    if (!rounds_products())
+        std::fprintf(stderr, "%s: products are fused with sums: compile with -ffp-contract=off\n",
+                     program_name);
     if (!o.model_path.empty()) run(o);
     if (!std::cout.flush()) fail("cannot write the output");
     return 0;

@@ -11,7 +11,7 @@
 //
 // The file is complete. This line compiles it, and the next one tells a story:
 //
-//     g++ -std=c++20 -O3 -march=native -fopenmp runq_w8a8.cpp -o runq_w8a8 -lpcre2-8 -lutf8proc
+//     g++ -std=c++20 -O3 -march=native -ffp-contract=off -fopenmp runq_w8a8.cpp -o runq_w8a8 -lpcre2-8 -lutf8proc
 //     ./runq_w8a8 model_w8a8.bin -i "Once upon a time"
 //
 // -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
@@ -174,22 +174,75 @@ struct ModelConfig {
 // As fast_quantize() above, under a static scale if that is not null.
 inline bool fast_quantize(Int8Rows&, const Rows&, int, const float*) { return false; }
 
+// ---- section fp32 ----------------------------------------------------------
+// fp32 arithmetic with one answer: every sum has an order, and a fused multiply-add is written where it is
+// meant (docs/numerics.md)
+
+#if defined(__FAST_MATH__) || __FLT_EVAL_METHOD__ == 2
+#error "runq needs fp32 as IEEE 754 has it: compile without -Ofast, -ffast-math and -mfpmath=387"
+#endif
+
+// lift fused_multiply_add
+// a * b + c, rounded once. Where the processor has no instruction: in fp64 the product is exact, and rounding
+// its sum with c, then that to fp32, is rounding once, but where the first result lies halfway between two
+// fp32 numbers. There, what the first rounding has lost (Knuth's TwoSum) decides.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    const double product = double(a) * b;
+    double sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double mirrored = sum + (sum - float(sum));  // if halfway, the fp32 number on the other side
+    if (lost != 0 && mirrored == float(mirrored)) sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
+    return float(sum);
+#endif
+}
+
+// Whether a product is rounded before something is added to it, as the text says: -ffp-contract=off.
+inline bool rounds_products() {
+    volatile float a = 1 + 0x1p-12f, c = 1 + 0x1p-11f;
+    const float product = a * a;
+    return product - c == 0;
+}
+
+// lift exp_fp32
+// e^x, within 1 unit in the last place; below -87 it is e^-87, above 88 it is e^88, NaN stays NaN. With
+// x = n ln 2 + r, n whole and |r| <= ln 2 / 2, it is 2^n e^r, and e^r the first terms of its Taylor series.
+// ln 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite 1980).
+inline float exp_fp32(float x) {
+    if (std::isnan(x)) return x;
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = fused_multiply_add(x, 1.44269504f, 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds
+    const float r = fused_multiply_add(n, 2.12194440e-4f, fused_multiply_add(-n, 0.693359375f, x));
+    const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    float sum = 1.0f / 5040;
+    for (const float term : terms) sum = fused_multiply_add(sum, r, term);
+    return std::ldexp(sum, int(n));
+}
+// ---- end of fp32 -----------------------------------------------------------
+
+// ---- section attention of a query ------------------------------------------
+// What stands between the products: softmax, SwiGLU, and attention of one query
+
 // lift softmax
-// x[i] = exp(x[i] - max) / sum over n values.
+// x[i] = exp(x[i] - max) / sum over n values. Every 16th goes into the same of 16 sums.
 inline void softmax(float* x, int n) {
     const float max = *std::max_element(x, x + n);
-    float sum = 0;
+    float sums[16] = {}, sum = 0;
     for (int i = 0; i < n; i++) {
-        x[i] = std::exp(x[i] - max);
-        sum += x[i];
+        x[i] = exp_fp32(x[i] - max);
+        sums[i % 16] += x[i];
     }
-    for (int i = 0; i < n; i++) x[i] /= sum;
+    for (const float part : sums) sum += part;
+    const float inv = 1.0f / sum;
+    for (int i = 0; i < n; i++) x[i] *= inv;
 }
 
 // lift swiglu
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
 inline void swiglu(float* out, const float* gate, const float* up, int n) {
-    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + exp_fp32(-gate[i])) * up[i];
 }
 
 // lift attend
@@ -197,21 +250,22 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 // scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
                    const float* values, int n_positions, int head_dim, int stride) {
+    const float scale = 1.0f / std::sqrt(float(head_dim));
     for (int p = 0; p < n_positions; p++) {
         const float* key = keys + int64_t(p) * stride;
         float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
-        scores[p] = sum / std::sqrt(float(head_dim));
+        for (int i = 0; i < head_dim; i++) sum = fused_multiply_add(q[i], key[i], sum);
+        scores[p] = sum * scale;
         probs[p] = scores[p];
     }
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
         const float* value = values + int64_t(p) * stride;
-        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+        for (int i = 0; i < head_dim; i++) out[i] = fused_multiply_add(probs[p], value[i], out[i]);
     }
 }
+// ---- end of attention of a query -------------------------------------------
 
 // The keys and values of every position so far, n_numbers (head_dim) of each head: (n_layers, context,
 // n_kv_heads * n_numbers) each. Memory is taken as positions are used.
@@ -349,7 +403,7 @@ struct Options {
     std::string model_path;
     std::optional<std::string> prompt, file, ppl, trace;  // a text, paths; file "-": standard input
     std::vector<int> ids;                                 // the prompt as these; {}: not given
-    bool chat = false, print_ids = false;
+    bool chat = false, print_ids = false, digest = false;
     int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
     std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
@@ -498,12 +552,11 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
 
 // lift rmsnorm
 // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+// In fp64, rounded once. Every eighth square goes into the same of 8 sums.
 inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    double sums[8] = {}, sum = 0;
+    for (int i = 0; i < n; i++) sums[i % 8] += double(x[i]) * x[i];
+    for (const double part : sums) sum += part;
     const double inv = 1.0 / std::sqrt(sum / n + eps);
     for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
 }
@@ -514,8 +567,8 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
 inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
     for (int i = 0; i < head_dim / 2; i++) {
         const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
+        head[2 * i] = fused_multiply_add(a, cos[i], -(b * sin[i]));
+        head[2 * i + 1] = fused_multiply_add(a, sin[i], b * cos[i]);
     }
 }
 
@@ -644,7 +697,7 @@ void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, c
         for (int k = g * group_size; k < (g + 1) * group_size; k++)
             for (int r = 0; r < n_rows; r++) sums[r] += int32_t(x[k]) * int32_t(w[r * n + k]);
         for (int r = 0; r < n_rows; r++)
-            total[r] += float(sums[r]) * (w_scales[r * n_groups + g] * x_scales[g]);
+            total[r] = fused_multiply_add(float(sums[r]), w_scales[r * n_groups + g] * x_scales[g], total[r]);
     }
     for (int r = 0; r < n_rows; r++) out[r] = total[r];
 }
@@ -1324,7 +1377,8 @@ struct Sampler {
         std::vector<size_t> ids;     // that may be drawn
         double total = 0;            // of their weights
         for (size_t i = 0; i < logits.size(); i++) {
-            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            const float z = (logits[i] - logits[best]) / temperature;
+            weights.push_back(z < -87 ? 0 : exp_fp32(z));  // far below it is 0: it could not win
             if (weights[i] > 0) ids.push_back(i), total += weights[i];
         }
         const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
@@ -1412,6 +1466,7 @@ usage: %s <model.bin> [options]
   -s N          random seed (default: another in each run)
   -j N          threads (default: OpenMP's)
   --print-ids   print token ids instead of text
+  --digest      print a hash of the logits, the same on every machine
   --trace PATH  write every intermediate tensor to a safetensors file
   --ppl PATH    perplexity of a text file
 )";
@@ -1465,6 +1520,8 @@ inline Options parse_options(int argc, char** argv) {
         }
         if (name == "--print-ids") {
             o.print_ids = true;
+        } else if (name == "--digest") {
+            o.digest = true;
         } else if (options.contains(name)) {
             if (++i == argc) fail<UsageError>(name, ": needs a value");
             value = argv[i];
@@ -1506,6 +1563,14 @@ struct Session {
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
+    // FNV-1a of 64 bits (Fowler, Noll and Vo) over the bytes of all logits that something was drawn or scored
+    // by.
+    uint64_t digest = 0xcbf29ce484222325;
+
+    void add_to_digest(std::span<const float> logits) {
+        for (const std::byte byte : std::as_bytes(logits))
+            if (o.digest) digest = (digest ^ uint64_t(byte)) * 0x100000001b3;
+    }
     // Runs the next chunk of ids, which begin with the tokens held. Returns logits (n_logits, vocab_size).
     std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
@@ -1534,6 +1599,7 @@ struct Session {
         while (ids.size() < end) {
             std::span<const float> logits;
             while (held.size() < ids.size()) logits = run(ids);
+            add_to_digest(logits.last(vocab_size));
             const int id = sampler.sample(logits.last(vocab_size));
             ids.push_back(id);
             const std::string text = tokenizer ? tokenizer->shown(id) : "";
@@ -1561,6 +1627,7 @@ struct Session {
                 auto logits = run(std::span(window).first(window.size() - 1));
                 for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
                     const auto row = logits.first(vocab_size);
+                    add_to_digest(row);
                     const int next = window[held.size() + 1 - logits.size() / vocab_size];
                     const double max = *std::ranges::max_element(row);
                     double sum = 0;
@@ -1623,10 +1690,14 @@ inline void run(const Options& o) {
         const int n = s.n_tokens[i];
         if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
     }
+    if (o.digest) std::fprintf(stderr, "digest  %016llx\n", static_cast<unsigned long long>(s.digest));
 }
 
 inline int run_command_line(int argc, char** argv) try {
     const Options o = parse_options(argc, argv);
+    if (!rounds_products())
+        std::fprintf(stderr, "%s: products are fused with sums: compile with -ffp-contract=off\n",
+                     program_name);
     if (!o.model_path.empty()) run(o);
     if (!std::cout.flush()) fail("cannot write the output");
     return 0;

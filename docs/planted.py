@@ -27,9 +27,8 @@ def from_position_1(config: forward.Config, positions: np.ndarray) -> tuple[np.n
 
 
 def heads_in_turn(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Scores with query head h reading key head h % G. q: (n, H, head_dim), k: (n, G, head_dim)."""
-    dots = np.einsum("qhd,khd->qhk", q.astype(np.float64), np.tile(k, (1, q.shape[1] // k.shape[1], 1)))
-    return (dots / np.sqrt(q.shape[-1])).astype(np.float32)
+    """Dot products of query head h with key head h % G. q: (n, H, head_dim), k: (n, G, head_dim)."""
+    return forward_attention_dots(q, np.tile(k, (1, q.shape[1] // k.shape[1], 1)))
 
 
 def gated_the_other_way(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -50,11 +49,11 @@ def up_proj_too_large(self: Q8, x: Quantized, name: str, step: forward.Step) -> 
     return out * np.float32(1.01 if name == "layers.1.ffn.up_proj" else 1)
 
 
-forward_rope_table, forward_swiglu = forward.rope_table, forward.swiglu
+forward_rope_table, forward_swiglu, forward_attention_dots = forward.rope_table, forward.swiglu, forward.attention_dots
 BUGS: dict[str, tuple[object, str, Callable]] = {
     "example": (Q8, "linear", up_proj_too_large),
     "1": (forward, "rope_table", from_position_1),
-    "2": (forward, "attention_scores", heads_in_turn),
+    "2": (forward, "attention_dots", heads_in_turn),
     "3": (forward, "swiglu", gated_the_other_way),
     "4": (Q8, "linear", scales_of_the_next_group),
 }

@@ -50,13 +50,13 @@ void will_read(const Experts& experts, const Routing& r) {
     }
 }
 
-// A vector of doubles, as wide as the machine's registers.
+// A vector of doubles, as wide as the machine's registers. Eight lanes of sums are one or more of them.
 typedef double Doubles __attribute__((vector_size(4 * vector_lanes)));
-constexpr int double_lanes = vector_lanes / 2;
+constexpr int double_lanes = vector_lanes / 2, sum_vectors = 8 / double_lanes;
 
-// Of fp64_matmul(), the products of tokens from first_token on and rows of w from first_row on. Each lane
-// adds up every double_lanes-th column, whatever n_tokens and n_rows are. All sums stay in registers, so that
-// a number is read and widened once for several products.
+// Of fp64_matmul(), the products of tokens from first_token on and rows of w from first_row on. Each of
+// eight lanes adds up every eighth column, whatever n_tokens and n_rows are. All sums stay in registers, so
+// that a number is read and widened once for several products.
 template <int n_tokens, int n_rows>
 void fp64_tile(Rows& out, const Rows& all_x, const float* all_w, int first_token, int first_row) {
     typedef float HalfFloats __attribute__((vector_size(2 * vector_lanes)));
@@ -67,29 +67,34 @@ void fp64_tile(Rows& out, const Rows& all_x, const float* all_w, int first_token
     };
     const int n = all_x.n_cols;
     const float *x = all_x.row(first_token), *w = all_w + size_t(first_row) * n;
-    Doubles sums[n_tokens][n_rows] = {};
-    const int end = n / double_lanes * double_lanes;
-    for (int k = 0; k < end; k += double_lanes) {
+    Doubles sums[n_tokens][n_rows][sum_vectors] = {};
+    const int end = n / 8 * 8;
+    for (int k = 0; k < end; k += 8) {
         // One token reads the rows once, in a file's memory, whose pages are small: the next rows are asked
         // for into the second-level cache, and a KiB ahead into the first.
         for (int i = 0; i < n_rows && n_tokens == 1 && k % 16 == 0; i++)
             __builtin_prefetch(w + size_t(n_rows + i) * n + k, 0, 2),
                 __builtin_prefetch(w + size_t(i) * n + k + 256, 0, 3);
-        Doubles tokens[n_tokens];
         UNROLL(4)
-        for (int t = 0; t < n_tokens; t++) tokens[t] = widen(x + size_t(t) * n + k);
-        UNROLL(4)
-        for (int i = 0; i < n_rows; i++) {
-            const Doubles weights = widen(w + size_t(i) * n + k);
+        for (int j = 0; j < sum_vectors; j++) {
+            Doubles tokens[n_tokens];
             UNROLL(4)
-            for (int t = 0; t < n_tokens; t++) sums[t][i] += tokens[t] * weights;
+            for (int t = 0; t < n_tokens; t++) tokens[t] = widen(x + size_t(t) * n + k + j * double_lanes);
+            UNROLL(4)
+            for (int i = 0; i < n_rows; i++) {
+                const Doubles weights = widen(w + size_t(i) * n + k + j * double_lanes);
+                UNROLL(4)
+                for (int t = 0; t < n_tokens; t++) sums[t][i][j] += tokens[t] * weights;
+            }
         }
     }
     for (int t = 0; t < n_tokens; t++) {
         for (int i = 0; i < n_rows; i++) {
-            double sum = 0;
-            for (int lane = 0; lane < double_lanes; lane++) sum += sums[t][i][lane];
-            for (int k = end; k < n; k++) sum += double(x[size_t(t) * n + k]) * double(w[size_t(i) * n + k]);
+            double lanes[8], sum = 0;
+            std::memcpy(lanes, sums[t][i], sizeof lanes);
+            for (int k = end; k < n; k++)
+                lanes[k - end] += double(x[size_t(t) * n + k]) * double(w[size_t(i) * n + k]);
+            for (const double lane : lanes) sum += lane;
             out.row(first_token + t)[first_row + i] = float(sum);
         }
     }
@@ -98,7 +103,7 @@ void fp64_tile(Rows& out, const Rows& all_x, const float* all_w, int first_token
 // out (n_tokens, n_rows) = x (n_tokens, n) times w (n_rows, n) transposed, added up in fp64 and rounded once;
 // out.n_cols is n_rows.
 inline void fp64_matmul(Rows& out, const Rows& x, const float* w) {
-    constexpr int max_tokens = vector_lanes == 16 ? 4 : 2, max_rows = 4;  // as registers allow
+    constexpr int max_tokens = vector_lanes == 16 ? 4 : 2, max_rows = max_tokens;  // as registers allow
     out.n_rows = x.n_rows;
     const int n_tiles = (out.n_cols + max_rows - 1) / max_rows;
     parallel_for((x.n_rows + max_tokens - 1) / max_tokens * n_tiles, [&](int tile) {

@@ -6,7 +6,8 @@ the probability of its position before that is quantized, one scale for each que
 
 import numpy as np
 
-from golden.forward import F32, F64, Step, head_dots, head_sums, is_future, softmax
+from golden.forward import Step, head_dots, head_sums, is_future
+from golden.fp32 import F32, softmax
 from golden.q8 import quantize
 
 MAX_POSITIONS = 133144  # of 127 * 127 each, within int32
@@ -32,9 +33,10 @@ def score_sums(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def scores_of(sums: np.ndarray, q_scales: np.ndarray, k_scales: np.ndarray, head_dim: int) -> np.ndarray:
-    """Scores fp32 of `score_sums`: times both scales, over sqrt(head_dim). q_scales: (n, H); k_scales: (n_keys, G)."""
-    k_scales = np.repeat(k_scales, q_scales.shape[1] // k_scales.shape[1], axis=1).astype(F64)
-    return (sums * (q_scales[..., None].astype(F64) * k_scales.T[None]) / np.sqrt(head_dim)).astype(F32)
+    """Scores fp32 of `score_sums`: times (q scale / sqrt(head_dim)) * k scale. Scales: (n, H) and (n_keys, G)."""
+    k_scales = np.repeat(k_scales, q_scales.shape[1] // k_scales.shape[1], axis=1)
+    q_scales = q_scales * (F32(1) / np.sqrt(F32(head_dim)))
+    return sums.astype(F32) * (q_scales[..., None] * k_scales.T[None])
 
 
 def weights_of(probs: np.ndarray, v_scales: np.ndarray) -> np.ndarray:
@@ -55,7 +57,7 @@ def mix_sums(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 def mix_of(sums: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The result fp32 of `mix_sums`, (n, H, head_dim): times the scales of the weights, (n, H, 1)."""
-    return (sums * scales.astype(F64)).astype(F32)
+    return sums.astype(F32) * scales
 
 
 def attention_int8(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ from formats.model_file import map_tensors, read_header
 from formats.packing import NIBBLE
 from formats.packing import unpack_awq as unpack
 from formats.schemes import AWQ_FILE
-from golden.forward import F32, F64, Step, ignore
+from golden.forward import Step, attention_fp64, ignore
+from golden.fp32 import F32, F64
 
 F16 = np.float16
 MAX_CODE = 15
@@ -159,6 +160,7 @@ class AWQ:
     """
 
     interleaved = False
+    attend = staticmethod(attention_fp64)
 
     def __init__(self, path: Path | str):
         path = Path(path)

@@ -1,7 +1,7 @@
 """The forward pass of Llama 3, Qwen3 and Qwen3-MoE in numpy, one line an operation.
 
 Shapes: n tokens, `dim` the length of a token's vector, H query heads and G key/value heads of `head_dim` each.
-Every operation takes fp32 and returns fp32; inside, it computes in fp64 (see golden/__init__.py).
+Every operation takes fp32 and returns fp32, as the contract has it, to the bit (docs/numerics.md).
 
 `forward` is the same for every quantization scheme. What a scheme changes, how an activation is prepared for a
 matrix and how the two are multiplied, comes in as an object with these members:
@@ -37,12 +37,13 @@ import numpy as np
 from formats.checkpoint import Config
 from formats.errors import ModelError
 from formats.source import Source
+from golden.fp32 import F32, F64, exp, fma, softmax, sum_in_lanes
 from golden.rotation import rotate, rotate_back
 from golden.routing import by_expert, combine, route, router_logits
 
-F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
 Attend = Callable[[Step, str, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # as `attention`
+FMA_VALUES = 1 << 15  # of attention that are added up at a time, so that they stay in the cache
 
 
 class Scheme(Protocol):
@@ -69,9 +70,13 @@ class MoeScheme(Scheme, Protocol):
 
 
 def rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """weight * x / sqrt(mean(x^2) + eps) over the last axis (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """weight * x / sqrt(mean(x^2) + eps) over the last axis (Zhang & Sennrich 2019, arXiv 1910.07467), in fp64.
+
+    Squares are summed in 8 lanes, and the result is weight * (x * (1 / sqrt(...))).
+    """
     x64 = x.astype(F64)
-    return (weight * (x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + F64(F32(eps))))).astype(F32)
+    inv = 1 / np.sqrt(sum_in_lanes(x64**2, 8) / x.shape[-1] + F64(F32(eps)))
+    return (weight * (x64 * inv[..., None])).astype(F32)
 
 
 def rope_frequencies(config: Config) -> np.ndarray:
@@ -105,11 +110,11 @@ def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> 
     Interleaved: pairs are (2i, 2i + 1), as in the paper. Otherwise (i, i + head_dim / 2), as Hugging Face stores
     them. `permute_rows` takes weights from the second order to the first.
     """
-    cos, sin = cos[:, None, :].astype(F64), sin[:, None, :].astype(F64)
+    cos, sin = cos[:, None, :], sin[:, None, :]
     half = x.shape[-1] // 2
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
     out = np.empty(x.shape, F32)
-    first, second = (a * cos - b * sin).astype(F32), (a * sin + b * cos).astype(F32)
+    first, second = fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
     if interleaved:
         out[..., 0::2], out[..., 1::2] = first, second
     else:
@@ -134,12 +139,6 @@ def unpermute_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """exp(s - max) / sum(exp(s - max)) over the last axis; -inf gives 0."""
-    e = np.exp(scores.astype(F64) - scores.max(axis=-1, keepdims=True))
-    return (e / e.sum(axis=-1, keepdims=True)).astype(F32)
-
-
 def is_future(n: int, n_keys: int) -> np.ndarray:
     """Whether a key is behind its query, (n, 1, n_keys) bool. The queries are at the last n of n_keys positions."""
     return np.arange(n_keys) > np.arange(n_keys - n, n_keys)[:, None, None]
@@ -162,21 +161,39 @@ def head_sums(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
     return sums.transpose(1, 0, 2)
 
 
-def attention_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """q . k / sqrt(head_dim), (n, H, n_keys) fp32. q: (n, H, head_dim), k: (n_keys, G, head_dim)."""
-    return (head_dots(q, k) / np.sqrt(q.shape[-1])).astype(F32)
+def attention_dots(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q . k, (n, H, n_keys) fp32, summed by fma from the first element on. 0 for keys that are behind their query.
+
+    q: (n, H, head_dim), k: (n_keys, G, head_dim).
+    """
+    n, n_keys = len(q), len(k)
+    k = np.ascontiguousarray(np.repeat(k, q.shape[1] // k.shape[1], axis=1).transpose(2, 1, 0))  # (head_dim, H, n_keys)
+    dots = np.zeros((n, q.shape[1], n_keys), F32)
+    at_once = max(1, FMA_VALUES // k[0].size)
+    for first in range(0, n, at_once):
+        rows = slice(first, first + at_once)
+        seen = min(n_keys, n_keys - n + first + at_once)  # by one of them
+        total = dots[rows, :, :seen]
+        for d, key in enumerate(k):
+            total = fma(q[rows, :, d, None], key[:, :seen], total)
+        dots[rows, :, :seen] = total
+    return np.where(is_future(n, n_keys), F32(0), dots)
 
 
 def attention_mix(probs: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The mean of v under each head's probabilities, (n, H, head_dim) fp32. Shapes of both: see `head_sums`."""
-    return head_sums(probs, v).astype(F32)
+    """The sum of probability * v by fma, first position to last, (n, H, head_dim) fp32. Shapes of both: `head_sums`."""
+    v = np.repeat(v, probs.shape[1] // v.shape[1], axis=1)
+    first = len(v) - len(probs)
+    out = np.zeros((len(probs), *v.shape[1:]), F32)
+    for p, value in enumerate(v):  # the queries that see it
+        i = max(0, p - first)
+        out[i:] = fma(probs[i:, :, p, None], value, out[i:])
+    return out
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up, silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202)."""
-    gate64 = gate.astype(F64)
-    with np.errstate(over="ignore"):  # exp(-z) = inf gives silu(z) = -0, as it should
-        return (gate64 / (1 + np.exp(-gate64)) * up).astype(F32)
+    """silu(gate) * up, silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202), in fp32, left to right."""
+    return gate / (F32(1) + exp(-gate)) * up
 
 
 # ----------------------------------------------------------------------------
@@ -199,9 +216,20 @@ def attention(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarra
     q: (n, H, head_dim); k and v: (n_keys, G, head_dim). A whole sequence has as many queries as keys.
     """
     future = is_future(len(q), len(k))
-    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n_keys)
+    scores = step(layer + "attn.scores", attention_dots(q, k) * (F32(1) / np.sqrt(F32(q.shape[-1]))))  # (n, H, n_keys)
     probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
     return attention_mix(probs, v)
+
+
+def attention_fp64(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """As `attention`, each step in fp64 and rounded once: many times faster, for weights that no program runs."""
+    future = is_future(len(q), len(k))
+    scores = (head_dots(q, k) / np.sqrt(q.shape[-1])).astype(F32)
+    scores = step(layer + "attn.scores", np.where(future, F32(0), scores))
+    scores = np.where(future, -np.inf, scores.astype(F64))
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probs = step(layer + "attn.probs", (e / e.sum(axis=-1, keepdims=True)).astype(F32))
+    return head_sums(probs, v).astype(F32)
 
 
 def attention_block(
@@ -211,13 +239,14 @@ def attention_block(
     x: np.ndarray,
     rotation: tuple[np.ndarray, np.ndarray],
     step: Step,
-    attend: Attend = attention,
+    attend: Attend | None = None,
 ) -> np.ndarray:
     """x plus what attention adds to it, (n, dim) fp32. layer: the prefix of its steps, `layers.0.`.
 
-    rotation: cos and sin of each position, from `rope_table`. attend: another way to compute `attention`.
+    rotation: cos and sin of each position, from `rope_table`. attend: in the place of the scheme's.
     """
     c, n = config, len(x)
+    attend = attend or getattr(scheme, "attend", attention)
     cos, sin = rotation
 
     normed = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
@@ -280,7 +309,7 @@ def forward_layer(
     x: np.ndarray,
     rotation: tuple[np.ndarray, np.ndarray],
     step: Step = ignore,
-    attend: Attend = attention,
+    attend: Attend | None = None,
 ) -> np.ndarray:
     """What layer i makes of x, (n, dim) fp32. rotation and attend: as of `attention_block`.
 
@@ -308,13 +337,36 @@ def last_norm(config: Config, scheme: Scheme, x: np.ndarray, step: Step = ignore
     return step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
 
 
-def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
-    """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
-    rotation, step = rope_table(config, np.arange(len(tokens))), scheme.steps(step)
-    attend: Attend = getattr(scheme, "attend", attention)
+class Past:
+    """The keys, rotated, and values of the positions before those of a pass, of every layer."""
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+        self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def with_past(self, layer: str, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """k and v of all positions so far, (n_keys, G, head_dim); the pass brings those of the last."""
+        if layer in self._rows:
+            k, v = (np.concatenate(both) for both in zip(self._rows[layer], (k, v), strict=True))
+        self._rows[layer] = k, v
+        return k, v
+
+
+def forward(
+    config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore, past: Past | None = None
+) -> np.ndarray:
+    """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0, or behind `past`."""
+    past = past or Past()
+    rotation, step = rope_table(config, past.n_tokens + np.arange(len(tokens))), scheme.steps(step)
+    own: Attend = getattr(scheme, "attend", attention)
+
+    def attend(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return own(step, layer, q, *past.with_past(layer, k, v))
+
     x = embed(config, scheme, tokens, step)  # (n, dim)
     for i in range(config.n_layers):
         x = forward_layer(config, scheme, i, x, rotation, step, attend)
+    past.n_tokens += len(tokens)
     xq = scheme.activation(step, "norm", last_norm(config, scheme, x, step))
     return step("logits", scheme.linear(xq, "classifier", step))
 
@@ -418,6 +470,8 @@ def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np
 
 class Fp32:
     """No quantization: weights as stored, widened to fp32."""
+
+    attend = staticmethod(attention_fp64)
 
     def __init__(self, checkpoint: Source, interleaved: bool = False):
         self._checkpoint, self.interleaved = checkpoint, interleaved

@@ -19,13 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from golden.forward import F32, F64, swiglu
-from golden.mx import BLOCK_UNIT, LARGEST_BLOCK, MX, dequantize_mx, quantize_mx
-from golden.q8 import Quantized, group_sums, matmul, quantize, rows_of, scaled_sum
+from golden.forward import swiglu
+from golden.fp32 import F32, F64, scaled_sum
+from golden.mx import BLOCK_UNIT, LARGEST_BLOCK, MX, element_values, quantize_mx, scale_values
+from golden.q8 import Quantized, group_sums, matmul, quantize, rows_of
 
 MAX_N, MAX_K = 10240, 65536  # the operator's; with K at most 65536 an int32 holds any sum of products of two int8
 GROUP_LIST_TYPES = ("cumsum", "count")
 PATHS = ("direct", "msd")
+GROUP_PART = 64
 
 
 class Int8Experts(NamedTuple):
@@ -171,15 +173,14 @@ def int4_sums(x: np.ndarray, w: np.ndarray, n_groups: int, path: str = "direct")
 
 
 def expert_matmul(x: Quantized | MX, weight: Experts, expert: int, path: str = "direct") -> np.ndarray:
-    """x times the matrix of one expert, (M, N) fp32. Integers are exact; fp64 between them and the result.
+    """x times the matrix of one expert, (M, N) fp32, to the bit as programs have it (docs/numerics.md).
 
-    Sums begin at +0, so that none is -0: MXFP8 has codes for both.
-    path "msd": int4 weights as the split has them, with the assist matrix for the sum of the eights.
+    path "msd": int4 weights as the split has them, with the assist matrix for the sum of the eights; fp64 between
+    integers and the result.
     """
     if isinstance(weight, MX):
         w = MX(weight.codes[expert], weight.scales[expert], weight.element)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return (dequantize_mx(x) @ dequantize_mx(w).T + 0.0).astype(F32)
+        return mx_matmul(x, w)
     if isinstance(weight, Quantized):
         return matmul(x, rows_of(weight, expert))
     if isinstance(weight, Int8Experts) or path == "direct":
@@ -192,20 +193,44 @@ def expert_matmul(x: Quantized | MX, weight: Experts, expert: int, path: str = "
 
 
 def expert_sums(x: Quantized, weight: Int8Experts | Int4Experts | Quantized, expert: int) -> np.ndarray:
-    """The accumulators of `expert_matmul`, (M, N, G) int32: `group_sums`, before any scale. A8W8 has one group."""
-    return group_sums(x.codes, weight.codes[expert], 1 if isinstance(weight, Int8Experts) else weight.scales.shape[2])
+    """The accumulators of `expert_matmul`, (M, N, parts) int32: `group_sums`, before any scale.
+
+    A8W8 has one group. A group of A8W4 that is a multiple of 64 (GROUP_PART) is added up in parts of 64.
+    """
+    n_groups = 1 if isinstance(weight, Int8Experts) else weight.scales.shape[2]
+    size = x.codes.shape[1] // n_groups
+    if isinstance(weight, Int4Experts) and size % GROUP_PART == 0:
+        n_groups *= size // GROUP_PART
+    return group_sums(x.codes, weight.codes[expert], n_groups)
 
 
 def scaled_sums(
     sums: np.ndarray, x: Quantized, weight: Int8Experts | Int4Experts | Quantized, expert: int
 ) -> np.ndarray:
-    """Sum over groups of sums * weight scale, times x scale, or G of a ladder's, (M, N) fp32. sums: (M, N, G)."""
-    if isinstance(weight, Quantized):
-        return scaled_sum(sums, x, rows_of(weight, expert))
-    scales = weight.scales[expert].astype(F64).reshape(sums.shape[1:])
-    product = np.einsum("mng,ng->mn", sums.astype(F64), scales)
+    """`scaled_sum` of the sums of an expert's product, (M, N) fp32. sums: (M, N, parts), some whole number a group."""
+    scales = weight.scales[expert]
+    scales = scales[:, None] if scales.ndim == 1 else scales
     with np.errstate(over="ignore"):
-        return (product * x.scales.astype(F64)).astype(F32)
+        return scaled_sum(sums, scales.repeat(sums.shape[2] // scales.shape[1], axis=1), x.scales)
+
+
+def mx_matmul(x: MX, w: MX) -> np.ndarray:
+    """x @ w.T, (M, N) fp32. x: (M, K), w: (N, K).
+
+    A block is summed in fp64, first element to last, which is exact for E4M3; times both scales, rounded to fp32; then
+    blocks are added in order, from +0, so that none is -0.
+    """
+    values = element_values(x.element).astype(F64)
+    blocks = [values[m.codes].reshape(*m.scales.shape, m.block) for m in (x, w)]
+    scales = [scale_values(m.scales) for m in (x, w)]
+    out = np.zeros((len(x.codes), len(w.codes)), F32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for b in range(x.scales.shape[1]):
+            total = np.zeros(out.shape)
+            for k in range(x.block):
+                total += blocks[0][:, b, k, None] * blocks[1][None, :, b, k]
+            out += (total * scales[0][:, b, None] * scales[1][None, :, b]).astype(F32)
+    return out
 
 
 def output_group(x: Quantized | MX, weight: Experts) -> int:

@@ -17,9 +17,8 @@ The files are calibrated on models/calibration.txt: the Makefile has the options
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,9 @@ from formats.checkpoint import DENSE, SPARSE, Checkpoint, Config, ModelError
 from formats.files import replacing
 from golden.attention_int8 import attention_int8
 from golden.awq import AWQ
-from golden.forward import F32, Fp32, Scheme, Step, forward
-from golden.mx import E4M3, SCALE_BIAS, element_values
+from golden.forward import F32, Fp32, Past, Scheme, Step, forward
 from golden.op_vectors import op_vectors
-from golden.perplexity import Logits, encode, perplexity
+from golden.perplexity import encode, perplexity
 from golden.q8 import Q8
 from golden.schemes import Reference, goldens, random_goldens
 from golden.trace import Recorder, at_positions, write_trace
@@ -43,7 +41,6 @@ from golden.w8a8 import W8A8
 PROMPT = "Once"
 NEW_TOKENS = 64
 TRACE_TOKENS, SHORT_TRACE_TOKENS = 6, 2
-TRACE_CANDIDATES = 400
 RANDOM_IDS = 2000  # the text of a random model
 # A decode step far into a text: beyond a page of the KV cache (256), two chunks of a prompt (128) and, in tiny-llama,
 # the context from before RoPE's scaling (128). And the tokens on both sides of where chunks and pages begin.
@@ -53,10 +50,9 @@ LATE_TRACES = {
     "tiny-llama.gptq-ladder": {"boundary": (255, 256, 257)},
     "tiny-qwen3-moe.moe-a8w8": {"boundary": (127, 128, 129)},
 }
-LATE_CANDIDATES = 24
 INT8_ATTENTION = "w8a8-attn8"  # the file of w8a8, with attention in int8
-CLEAR_PROMPT_WORDS = (12,)
-AWQ_CLEAR_PROMPT_WORDS = (12, 24, 32)  # logits in fp16 vary more, so more prompts are tried for a clearer one
+PROMPT_WORDS = 12
+CLEAR_PROMPT_WORDS = (12, 24, 32)
 CLEAR_PROMPT_CANDIDATES = 60
 NOISY_RUNS = 8
 NOISE = 1e-6  # of fp32 results: a few times what another order of additions makes
@@ -66,35 +62,40 @@ HALF_PROBS_NOISE = 3e-4  # of probabilities that may be rounded to fp16: 2^-11 a
 def lead(logits: np.ndarray) -> float:
     """The gap between the two largest of a token's logits, (vocab_size,), over the largest absolute one.
 
-    Where it is well above the tolerance of the logits (docs/numerics.md), the winner is the same in every
+    Where it is well above the tolerance of AWQ's logits (docs/numerics.md), the winner is the same in every
     implementation.
     """
     second, first = np.sort(logits)[-2:]
     return float((first - second) / np.abs(logits).max())
 
 
-def greedy(logits: Logits, prompt: list[int], n_new: int, give_up: float = -1.0) -> tuple[list[int], list[float]]:
+def greedy(
+    config: Config, scheme: Scheme, prompt: list[int], n_new: int, give_up: float = -1.0
+) -> tuple[list[int], list[float]]:
     """The prompt's greedy continuation, n_new ids whatever they are, and the lead of each winner.
 
     Stops early at a lead of `give_up` or below.
     """
-    ids, leads = list(prompt), []
+    past, tokens = Past(), list(prompt)
+    ids: list[int] = []
+    leads: list[float] = []
     while len(leads) < n_new and (not leads or leads[-1] > give_up):
-        last = logits(np.array(ids))[-1]
+        last = forward(config, scheme, np.array(tokens), past=past)[-1]
         leads.append(lead(last))
-        ids.append(int(last.argmax()))
-    return ids[len(prompt) :], leads
+        tokens = [int(last.argmax())]
+        ids += tokens
+    return ids, leads
 
 
-def generation(logits: Logits, tokenizer: Tokenizer, prompt: str) -> dict:
+def generation(config: Config, scheme: Scheme, tokenizer: Tokenizer, prompt: str) -> dict:
     """What a golden file says about one prompt."""
     ids = tokenizer.encode(prompt).ids
-    new_ids, leads = greedy(logits, ids, NEW_TOKENS)
+    new_ids, leads = greedy(config, scheme, ids, NEW_TOKENS)
     return {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(value, 5) for value in leads]}
 
 
 class Noisy:
-    """A scheme each of whose fp32 results is off by a little, before anything is rounded."""
+    """AWQ, each of whose fp32 results is off by a little, before anything is rounded."""
 
     def __init__(self, scheme: Scheme, seed: int):
         self._scheme, self._rng = scheme, np.random.default_rng(seed)
@@ -107,7 +108,7 @@ class Noisy:
 
         def noisy(name: str, value: np.ndarray) -> np.ndarray:
             if value.dtype == F32 and not name.endswith(".s"):
-                size = HALF_PROBS_NOISE if name.endswith("probs") and isinstance(self._scheme, AWQ) else NOISE
+                size = HALF_PROBS_NOISE if name.endswith("probs") else NOISE
                 value = value * (1 + size * self._rng.standard_normal(value.shape)).astype(F32)
             return inner(name, value)
 
@@ -117,103 +118,26 @@ class Noisy:
 def clear_prompt(config: Config, scheme: Scheme, tokenizer: Tokenizer, held_out: str) -> str:
     """The first words of the held-out story whose continuation is clearest: whose smallest lead is the largest.
 
-    Rounding may turn a code over, and behind it logits part by more than they do otherwise. So the continuation also
-    has to be the same in a few runs with noise.
+    For AWQ, whose sums may be taken in any order. The continuation also has to be the same in a few runs with noise.
     """
-
-    def logits(scheme: Scheme, tokens: np.ndarray) -> np.ndarray:
-        return forward(config, scheme, tokens)
-
     best, best_lead = "", 0.0
-    lengths = AWQ_CLEAR_PROMPT_WORDS if isinstance(scheme, AWQ) else CLEAR_PROMPT_WORDS
-    for length, story in product(lengths, held_out.split("\n\n")[:CLEAR_PROMPT_CANDIDATES]):
+    for length, story in product(CLEAR_PROMPT_WORDS, held_out.split("\n\n")[:CLEAR_PROMPT_CANDIDATES]):
         prompt = " ".join(story.split()[:length])
         ids = tokenizer.encode(prompt).ids
-        new_ids, leads = greedy(partial(logits, scheme), ids, NEW_TOKENS, give_up=best_lead)
+        new_ids, leads = greedy(config, scheme, ids, NEW_TOKENS, give_up=best_lead)
         if len(leads) < NEW_TOKENS or min(leads) <= best_lead:
             continue
-        noisy = (greedy(partial(logits, Noisy(scheme, seed)), ids, NEW_TOKENS) for seed in range(NOISY_RUNS))
+        noisy = (greedy(config, Noisy(scheme, seed), ids, NEW_TOKENS) for seed in range(NOISY_RUNS))
         if all(found == new_ids for found, _ in noisy):
             best, best_lead = prompt, min(leads)
     return best
 
 
-def rounding_margin(tensors: dict[str, np.ndarray]) -> float:
-    """How near any activation of a trace comes to where its code changes, in units of a code.
-
-    A correct implementation's fp32 sums differ from the reference's by up to about 3e-5 of a code. In a trace whose
-    margin is larger than that, every code comes out the same everywhere. Infinite if there are no codes.
-    """
-    smallest = np.inf
-    for name in tensors:
-        if name.endswith(".q"):
-            x, scales = tensors[name[:-2]], tensors[name[:-2] + ".s"]
-            if scales.dtype == np.uint8:
-                smallest = min(smallest, mx_margin(x, scales))
-                continue
-            codes = x.reshape(*scales.shape, -1) / np.where(scales > 0, scales, 1)[..., None].astype(np.float64)
-            codes = np.clip(codes, -127, 127)  # beyond a static scale's range nothing changes any more
-            smallest = min(smallest, float(np.abs(np.abs(codes - np.floor(codes)) - 0.5).min()))
-    return smallest
-
-
-def mx_margin(x: np.ndarray, scales: np.ndarray) -> float:
-    """`rounding_margin` of MXFP8: how near a value comes to where its code or its block's scale changes.
-
-    In units of the block's largest value / 127, so that one of 3e-5 is as safe as with int8. x: (..., n) fp32;
-    scales: (..., n / block).
-    """
-    values = element_values(E4M3)
-    finite = np.unique(values[np.isfinite(values)]).astype(np.float64)
-    edges = (finite[1:] + finite[:-1]) / 2
-    blocks = x.reshape(*scales.shape, -1).astype(np.float64)
-    amax = np.abs(blocks).max(axis=-1)
-    used = amax > 0
-    blocks, amax = blocks[used], amax[used]
-    scaled = blocks / np.exp2(scales[used].astype(np.float64) - SCALE_BIAS)[:, None]
-    above = np.clip(np.searchsorted(edges, scaled), 1, len(edges) - 1)
-    near = np.minimum(np.abs(scaled - edges[above]), np.abs(scaled - edges[above - 1])).min(axis=1)
-    top = np.abs(scaled).max(axis=1)  # 2^emax to 2^(emax + 1), where log2 is whole
-    to_power = np.minimum(top - 2.0**E4M3.emax, 2.0 ** (E4M3.emax + 1) - top)
-    return float((np.minimum(near, to_power) / top * 127).min(initial=np.inf))
-
-
-def best_trace(
-    config: Config, scheme: Scheme, ids: list[int], n_tokens: int = TRACE_TOKENS
-) -> tuple[dict[str, np.ndarray], float]:
-    """The trace of a short piece of the held-out text, and its margin: of many pieces the one with the largest."""
-    best: dict[str, np.ndarray] = {}
-    margin = -1.0
-    for i in range(TRACE_CANDIDATES):
-        start = i * (len(ids) - n_tokens) // TRACE_CANDIDATES
-        recorder = Recorder()
-        tokens = recorder("tokens", np.array(ids[start : start + n_tokens], np.int32))
-        forward(config, scheme, tokens, recorder)
-        if (found := rounding_margin(recorder.tensors)) > margin:
-            best, margin = recorder.tensors, found
-        if np.isinf(margin):  # there are no codes: one piece is as good as another
-            break
-    return best, margin
-
-
-def late_trace(config: Config, scheme: Scheme, ids: list[int], positions: Sequence[int]) -> dict[str, np.ndarray]:
-    """The trace of the last positions of a piece of the held-out text, with the keys and values before them.
-
-    Some pieces are tried: it is the one whose codes at these positions are farthest from boundaries.
-    """
-    best: dict[str, np.ndarray] = {}
-    margin, n_tokens = -1.0, positions[-1] + 1
-    for i in range(LATE_CANDIDATES):
-        start = i * (len(ids) - n_tokens) // LATE_CANDIDATES
-        recorder = Recorder()
-        tokens = recorder("tokens", np.array(ids[start : start + n_tokens], np.int32))
-        forward(config, scheme, tokens, recorder)
-        trace = at_positions(recorder.tensors, positions)
-        if (found := rounding_margin(trace)) > margin:
-            best, margin = trace, found
-        if np.isinf(margin):  # there are no codes
-            break
-    return best
+def traced(config: Config, scheme: Scheme, ids: list[int]) -> dict[str, np.ndarray]:
+    """Every step over these tokens, which come first."""
+    recorder = Recorder()
+    forward(config, scheme, recorder("tokens", np.array(ids, np.int32)), recorder)
+    return recorder.tensors
 
 
 @dataclass(frozen=True)
@@ -241,13 +165,14 @@ def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
 
 def make_traces(
     config: Config, scheme: Scheme, name: str, ids: list[int], out: Path, n_tokens: int
-) -> tuple[dict[str, np.ndarray], float]:
-    """Writes the trace of a few tokens, which is returned with its margin, and those of LATE_TRACES."""
-    trace, margin = best_trace(config, scheme, ids, n_tokens)
+) -> dict[str, np.ndarray]:
+    """Writes the trace of the first few tokens, which is returned, and those of LATE_TRACES."""
+    trace = traced(config, scheme, ids[:n_tokens])
     write_trace(out / f"{name}.trace.safetensors", trace)
     for which, positions in LATE_TRACES.get(name, {}).items():
-        write_trace(out / f"{name}.{which}.trace.safetensors", late_trace(config, scheme, ids, positions))
-    return trace, margin
+        late = at_positions(traced(config, scheme, ids[: positions[-1] + 1]), positions)
+        write_trace(out / f"{name}.{which}.trace.safetensors", late)
+    return trace
 
 
 def make_scheme_goldens(
@@ -266,24 +191,20 @@ def make_scheme_goldens(
         return forward(config, scheme, tokens)
 
     tokenizer = Tokenizer.from_file(str(held_out.hf_dir / "tokenizer.json"))
-    prompts = (PROMPT, clear_prompt(config, scheme, tokenizer, held_out.text))
-    generations = [generation(logits, tokenizer, prompt) for prompt in prompts]
-    trace, margin = make_traces(config, scheme, name, held_out.ids, out, trace_tokens)
+    beginning = " ".join(held_out.text.split()[:PROMPT_WORDS])
+    second = clear_prompt(config, scheme, tokenizer, held_out.text) if isinstance(scheme, AWQ) else beginning
+    generations = [generation(config, scheme, tokenizer, prompt) for prompt in (PROMPT, second)]
+    trace = make_traces(config, scheme, name, held_out.ids, out, trace_tokens)
     value, _ = perplexity(logits, held_out.ids, held_out.bos, held_out.context)
     goldens = {
         "generations": generations,
         "trace_ids": trace["tokens"].tolist(),
-        **({"trace_margin": round(margin, 8)} if np.isfinite(margin) else {}),
         "held_out": {"tokens": held_out.n_scored, "fp32": round(held_out.fp32, 5), variant: round(value, 5)},
     } | (more or {})
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in goldens.items())
     with replacing(out / f"{name}.json") as f:
         f.write(("{\n" + lines + "\n}\n").encode())
-    print(
-        f"{name}: perplexity {held_out.fp32:.4f} in fp32, {value:.4f} quantized; "
-        f"smallest leads {[min(g['leads']) for g in generations]}"
-        + (f"; rounding margin of the trace {margin:.1e}" if np.isfinite(margin) else "")
-    )
+    print(f"{name}: perplexity {held_out.fp32:.4f} in fp32, {value:.4f} quantized")
 
 
 def schemes_of(

@@ -84,7 +84,8 @@ class MoE(Int8Scheme):
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         if not self.layout.is_uniform:
             return super().embedding(tokens)
-        rows = {part: values[:, tokens] for part, values in self._experts["embed"].items()}
+        parts = self._experts["embed"].items()
+        rows = {part: values if part == "table" else values[:, tokens] for part, values in parts}
         table = self._as_experts("embed", rows)
         if isinstance(table, MX):
             return dequantize_mx(table)[0].astype(F32)

@@ -10,10 +10,10 @@ from formats.schemes import Q8_FILE
 from formats.tensors import q8_tensors, weights_end
 from golden.attention_int8 import mix_of, mix_sums, quantized_weights, score_sums, scores_of, weights_of
 from golden.forward import F32, F64, forward, is_future, softmax
-from golden.op_cases import EXACT, OpVectors
+from golden.op_cases import EXACT, MODEL_TOLERANCE, OpVectors
 from golden.op_vectors_fp32 import around_boundaries
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
-from golden.trace import OP_TOLERANCE, PASS_TOLERANCE
+from golden.trace import OP_TOLERANCE
 from golden.w8a8 import quantize_static
 
 # ----------------------------------------------------------------------------
@@ -254,4 +254,4 @@ def add_models(vectors: OpVectors, rng: np.random.Generator) -> None:
         file = header(config, Generation(), Q8_FILE, group_size, weights_end(tensors), b"") + data
         tokens = rng.integers(0, config.vocab_size, 6).astype(np.int32)
         inputs = {"file": np.frombuffer(file, np.uint8), "tokens": tokens}
-        vectors.add(case, "model", inputs, {"logits": (forward(config, scheme, tokens), PASS_TOLERANCE)})
+        vectors.add(case, "model", inputs, {"logits": (forward(config, scheme, tokens), MODEL_TOLERANCE)})

@@ -19,14 +19,14 @@ from golden.grouped import Int4Experts, assist_matrix
 from golden.kv_cache import attention_kept, kept_half, kept_q8
 from golden.moe import MoE
 from golden.mx import E4M3, SCALE_NAN, scale_values
-from golden.op_cases import EXACT, OpVectors
+from golden.op_cases import EXACT, MODEL_TOLERANCE, OpVectors
 from golden.op_vectors_awq import add_attention_half
 from golden.op_vectors_fp32 import add_attention_case
 from golden.op_vectors_int8 import add_attention_int8_case, add_mix, add_product, add_quantized, near_ties
 from golden.op_vectors_moe import add_case, mx_operands, until_clear
 from golden.q8 import Quantized, accumulators, dequantize, matmul, quantize
 from golden.schemes import FileScheme
-from golden.trace import OP_TOLERANCE, PASS_TOLERANCE, Recorder
+from golden.trace import OP_TOLERANCE, Recorder
 from golden.w8a8 import W8A8, quantize_static, static_places, static_scale
 
 LEAST_AMAX = F32(3.7321948e-37)  # the smallest amax whose 127 / amax is finite
@@ -324,7 +324,7 @@ def add_files(vectors: OpVectors, rng: np.random.Generator) -> None:
 
     def add(case: str, file: bytes, read: Callable[[Path], FileScheme]) -> None:
         inputs = {"file": np.frombuffer(file, np.uint8), "tokens": tokens}
-        vectors.add(case, "model", inputs, {"logits": (logits_of(file, read, tokens), PASS_TOLERANCE)})
+        vectors.add(case, "model", inputs, {"logits": (logits_of(file, read, tokens), MODEL_TOLERANCE)})
 
     weights, recorder = rng.bit_generator.state, Recorder()  # drawn a second time below
     dynamic = random_file(rng, config, list(w8a8_tensors(config, 0, static=False)), W8A8_FILE)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from golden.forward import F32, F64
+from golden.fp32 import F32, fma
 from golden.hex_files import Laid, lay_out_tiles, write_folder
 from golden.hex_tensors import whole
 from golden.op_cases import read_cases
@@ -43,22 +43,6 @@ SHAPE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,4})x([1-9]\d{0,4})g([1-9]\d{0,4})
 
 # ----------------------------------------------------------------------------
 # Arithmetic
-
-
-def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c rounded to fp32 once; a, b, c fp32 and finite.
-
-    The product is exact in fp64. Its sum with c is made odd in the last bit where it is not exact, so that the
-    rounding to fp32, which has 29 bits fewer, comes out as that of the exact sum (Boldo and Melquiond 2008, Emulation
-    of FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd).
-    """
-    p, c = a.astype(F64) * b, c.astype(F64)
-    total = p + c
-    part = total - p
-    error = (p - (total - part)) + (c - part)  # exactly what `total` lacks
-    is_even = total.view(np.int64) & 1 == 0
-    towards = np.where(error > 0, np.inf, -np.inf)
-    return np.where((error != 0) & is_even, np.nextafter(total, towards), total).astype(F32)
 
 
 def mul_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Q8: int8 weights and activations, one fp32 scale per group of `group_size` along a row.
 
-The numeric contract (docs/numerics.md): codes, scales and the int32 accumulators are exact, the same bits in every
-implementation; only the fp32 sum over groups may be taken in another order.
+The numeric contract (docs/numerics.md): codes, scales, the int32 accumulators and their sum over groups are the same
+bits in every implementation.
 """
 
 from pathlib import Path
@@ -14,7 +14,8 @@ from formats.model_file import map_tensors, read_header
 from formats.schemes import Q8_FILE, FileFormat
 from formats.source import Source
 from formats.tensors import matrix_shapes, norm_shapes
-from golden.forward import F32, F64, Step, ignore, load_weight
+from golden.forward import Step, ignore, load_weight
+from golden.fp32 import F32, F64, scaled_sum
 
 
 class Quantized(NamedTuple):
@@ -83,12 +84,6 @@ def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
     return group_sums(x.codes, w.codes, x.scales.shape[-1])
 
 
-def scaled_sum(acc: np.ndarray, x: Quantized, w: Quantized) -> np.ndarray:
-    """Sum over groups of accumulator * w scale * x scale, (n, m) fp32. acc: (n, m, groups)."""
-    scales = w.scales.astype(F64), x.scales.astype(F64)
-    return np.einsum("nmg,mg,ng->nm", acc.astype(F64), *scales).astype(F32)
-
-
 MATMUL_VALUES = 1 << 24  # accumulators that `matmul` makes at a time, so that memory stays bounded whatever the matrix
 
 
@@ -98,7 +93,7 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
     rows = max(1, MATMUL_VALUES // max(1, w.scales.size))
     for start in range(0, len(out), rows):
         part = rows_of(x, slice(start, start + rows))
-        out[start : start + rows] = scaled_sum(accumulators(part, w), part, w)
+        out[start : start + rows] = scaled_sum(accumulators(part, w), w.scales, part.scales)
     return out
 
 
@@ -114,7 +109,7 @@ def traced_matmul(x: Quantized, w: Quantized, name: str, step: Step) -> np.ndarr
     """`matmul`, (n, m) fp32. In ACCUMULATOR_LAYER the accumulators are the step `name`.acc, if steps are recorded."""
     if not has_accumulators(name, step):
         return matmul(x, w)
-    return scaled_sum(step(name + ".acc", accumulators(x, w)), x, w)
+    return scaled_sum(step(name + ".acc", accumulators(x, w)), w.scales, x.scales)
 
 
 class Int8Scheme:

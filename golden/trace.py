@@ -1,27 +1,16 @@
 """Traces: every intermediate tensor of a run, by step name, in one safetensors file; and their comparison.
 
-`golden diff A B` holds two traces against the numeric contract (docs/numerics.md):
+`golden diff A B` says whether every step of B is equal to the bit, and otherwise names the first that is not, and by
+how much. With a model, each operation is judged on its own instead: the reference computes every step from B's own
+inputs, so that what is behind a wrong operation is judged, too, and a port may approximate a step on purpose.
 
-- int8 codes and scales: within each trace, `NAME.q` and `NAME.s` are exactly what quantizing that trace's `NAME`
-  gives. Between the traces a code may differ only where a value lies so close to a rounding boundary that the
-  allowed fp32 difference decides it. Where A has one scale for all tokens that is not their amax / 127, the scales
-  are static (golden/w8a8.py): B has to have the same, and codes are what quantizing with them gives.
-- fp32 tensors: within 1e-5 of each other, relative by norm, as long as all codes before them are equal. A code
-  that rounded the other way is a difference of one unit, and everything after it can only be held to the
-  tolerance of the whole pass, 1e-3.
-- fp16 tensors (AWQ): within 5e-4, half the distance between neighbours, because a value near the middle of two may
-  go to either; attn.mix within 1e-3, because attention may round its probabilities to fp16, too. Once an fp16
-  tensor differs at all, everything after it is held to 1e-2.
-- accumulators (`.acc`, int32): equal in every token whose codes are.
-
-With a model, each operation is judged on its own instead: the reference computes every step from B's own inputs,
-so one early rounding does not blur the steps behind it, and a wrong operation is named even if others hide it.
+A trace that has fp16 tensors is AWQ's, whose sums may be taken in any order. Its fp32 tensors are held to 1e-5, by the
+norm; those in fp16 to 5e-4, half the distance between neighbours, because a value near the middle of two may go to
+either; attn.mix to 1e-3, because attention may round its probabilities to fp16, too. Once an fp16 tensor differs,
+everything after it is held to 1e-2, behind hundreds of tokens to 5e-2.
 
 A trace may be of some positions only, those in its tensor `positions`. Each step then has a row for each of them, but
-for what attention reads of earlier tokens, `attn.k_rope` and `attn.v_proj`: these have a row for every token. Among
-hundreds of tokens some have a code that rounds the other way, and in every token behind them a few more do. So those
-earlier rows are held to 5e-2; if they differ by more than one operation may, everything behind them as well. With a
-model this is so for the earlier rows alone.
+for what attention reads of earlier tokens, `attn.k_rope` and `attn.v_proj`: these have a row for every token.
 
 B need not have every step. What it has is judged; where the input of a step is not there, the reference goes on with
 its own. `Tolerances` can give a step a limit of its own, for a port that approximates it on purpose.
@@ -42,22 +31,24 @@ from safetensors.numpy import save
 from formats.checkpoint import Config
 from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
-from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import Step
-from golden.mx import quantize_mx
-from golden.q8 import quantize
-from golden.w8a8 import quantize_static
 
 OP_TOLERANCE = 1e-5  # one operation, relative by norm
-PASS_TOLERANCE = 1e-3  # a whole int8 pass
 HALF_TOLERANCE = 5e-4  # one operation whose result is rounded to fp16: about 2^-11
 HALF_MIX_TOLERANCE = 1e-3  # attention, where probabilities may be rounded as well
 HALF_PASS_TOLERANCE = 1e-2  # a whole pass with fp16 between the operations
-PAST_TOLERANCE = 5e-2  # keys and values of hundreds of tokens, in some of which codes rounded the other way
+HALF_PAST_TOLERANCE = 5e-2  # keys and values of hundreds of tokens
+
+
+def is_close(trace: Mapping[str, np.ndarray]) -> bool:
+    """Whether a trace is of a scheme whose sums may be taken in any order: AWQ's, which has fp16 tensors."""
+    return any(value.dtype == np.float16 for value in trace.values())
 
 
 def op_tolerance(name: str, value: np.ndarray) -> float:
-    """What the result of one operation is held to, relative by norm."""
+    """What the result of one operation is held to in such a trace, relative by norm."""
+    if value.dtype.kind != "f":
+        return 0
     if value.dtype != np.float16:
         return OP_TOLERANCE
     return HALF_MIX_TOLERANCE if name.endswith("attn.mix") else HALF_TOLERANCE
@@ -264,137 +255,51 @@ def missing_step(name: str) -> StepReport:
     return StepReport(name, float("inf"), "missing", ok=False, missing=True)
 
 
-def _is_static(scales: np.ndarray) -> bool:
-    """Whether the scales of an activation could be static: one for all tokens."""
-    return scales.ndim == 2 and scales.shape[1] == 1 and bool((scales == scales[0, 0]).all())
+def units_between(a: np.ndarray, b: np.ndarray) -> int:
+    """The largest distance of two fp32 or fp16 arrays in units in the last place: how many numbers lie between."""
+    bits = np.int32 if a.dtype == np.float32 else np.int16
+    ordered = [np.where(x < 0, np.iinfo(bits).min - x.astype(np.int64), x) for x in (a.view(bits), b.view(bits))]
+    return int(np.abs(ordered[0] - ordered[1]).max())
 
 
-def _own_rounding(
-    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances
-) -> StepReport | None:
-    """What is wrong with codes or scales in either trace as roundings of its own values; None if nothing is."""
-    base, static = name[:-2], False
-    for which, trace in (("A", a), ("B", b)):
-        if base not in trace or base + ".s" not in trace:
-            if which == "B":
-                return None  # it leaves out what its codes came from
-            return StepReport(name, float("inf"), f"A has no {base} or no {base}.s", ok=False)
-        if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
-            return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
-        value, codes, is_mx = trace[base], trace[name], trace[name].dtype == np.uint8
-        types = value.dtype == np.float32 and (is_mx or codes.dtype == np.int8)
-        if not types or value.ndim not in (2, 3) or value.shape != codes.shape:
-            what = f"{which}: {codes.dtype} {codes.shape} of {value.dtype} {value.shape}, expected int8 of float32"
-            return StepReport(name, float("inf"), what, ok=False)
-        group_size = codes.size // trace[base + ".s"].size
-        if codes.shape[-1] % group_size:
-            return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
-        scales = trace[base + ".s"]
-        rows = value.reshape(-1, value.shape[-1])  # of experts' steps there are some a token
-        expected = quantize_mx(rows, group_size) if is_mx else quantize(rows, group_size)
-        expected = expected._replace(
-            codes=expected.codes.reshape(codes.shape), scales=expected.scales.reshape(*codes.shape[:-1], -1)
-        )
-        if which == "A":
-            static = not is_mx and _is_static(scales) and not np.array_equal(expected.scales, scales)
-            static_scale = scales[0, 0] if static else None
-        if static:
-            expected = quantize_static(value, static_scale)
-        if scales.shape != expected.scales.shape:
-            note = f"{which}: {scales.dtype} {scales.shape}, expected {expected.scales.dtype} {expected.scales.shape}"
-            return StepReport(base + ".s", float("inf"), note, ok=False)
-        wrong = int((expected.codes != trace[name]).sum())
-        if wrong > tolerances.of(name, 0) * trace[name].size:
-            note = f"{which}: {wrong} codes are not its own rounding"
-            return StepReport(name, wrong / trace[name].size, note, ok=False)
-        error = relative_error(expected.scales, scales)
-        if not np.array_equal(expected.scales, scales) and error > tolerances.of(base + ".s", -1):
-            note = f"{which}: scales are not {'the static one of A' if static else 'its own amax / 127'}"
-            return StepReport(base + ".s", float("inf"), note, ok=False)
-    return None
-
-
-def _compare_codes(
-    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances, behind: float
-) -> StepReport:
-    """Judges `name` (ending in .q) and its scales; see the module's docstring. behind: as in `compare`."""
-    wrong = _own_rounding(name, a, b, tolerances)
-    if wrong is not None:
-        return wrong
-    steps = np.abs(a[name].astype(int) - b[name].astype(int))
-    flipped = int((steps != 0).sum())
-    share = flipped / steps.size
-    ok = share <= tolerances.of(name, 0) if tolerances.has(name) else steps.max() <= 1 or behind >= PAST_TOLERANCE
-    return StepReport(name, share, f"{flipped} codes rounded the other way" if flipped else "", bool(ok))
-
-
-# What each product of a layer reads, by step names.
-_INPUT = PLACE_READ_BY | {"moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu"}
-
-
-def _compare_accumulators(
-    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances
-) -> StepReport:
-    """Judges `name` (ending in .acc): equal, but for tokens whose codes are not."""
-    found = _LAYER_STEP.fullmatch(name.removesuffix(".acc"))
-    codes = f"layers.{found[1]}.{_INPUT[found[2]]}.q" if found and found[2] in _INPUT else ""
-    differ = (a[name] != b[name]).reshape(len(a[name]), -1).any(axis=1)  # by token
-    if codes in a and codes in b and a[codes].shape == b[codes].shape and len(a[codes]) == len(differ):
-        excused = (a[codes] != b[codes]).reshape(len(differ), -1).any(axis=1)
+def judge_step(name: str, a: np.ndarray, b: np.ndarray, limit: float) -> StepReport:
+    """Whether b, a step of a port, is what it should be. limit: relative by norm, of integers the share; 0: no bit."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return StepReport(name, float("inf"), f"{b.dtype} {b.shape}, expected {a.dtype} {a.shape}", ok=False)
+    if not a.size:
+        return StepReport(name, float("inf"), "no values", ok=False)
+    if a.tobytes() == b.tobytes():
+        return StepReport(name, 0.0, "", ok=True)
+    differ = a != b if a.dtype.kind != "f" else a.view(f"u{a.itemsize}") != b.view(f"u{a.itemsize}")
+    n = int(differ.sum())
+    note = f"{n} of {a.size} differ"
+    if a.dtype.kind == "f":
+        note += f", by up to {units_between(a, b)} units in the last place"
+        error = relative_error(a, b)
     else:
-        excused = np.zeros_like(differ)
-    wrong = int((a[name] != b[name])[~excused].sum())
-    note = f"{wrong} differ" if wrong else f"of other codes in {int(differ.sum())} tokens" if differ.any() else ""
-    return StepReport(name, wrong / a[name].size, note, wrong <= tolerances.of(name, 0) * a[name].size)
+        error = n / a.size
+    return StepReport(name, error, note, 0 < limit >= error)
 
 
 def compare(
     a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances = THE_CONTRACT
 ) -> list[StepReport]:
     """Every step of the two traces, in the order of computation."""
-    reports = []
-    behind = 0.0  # the tolerance of what comes behind a value that was rounded the other way
-    # Rows of earlier tokens, in a trace of some positions. Both have the same, or the shapes do not fit.
-    past = np.ones(len(a["tokens"]), bool) if "positions" in a else np.zeros(0, bool)
-    if past.size:
-        past[a["positions"]] = False
+    reports, close = [], is_close(a)
+    behind = 0.0  # the tolerance of what comes behind an fp16 value that was rounded the other way
     for name in sorted(a.keys() | b.keys(), key=step_order):
         if name not in b:
             reports.append(missing_step(name))
         elif name not in a:
             reports.append(StepReport(name, float("inf"), "A has no such step", ok=False))
-        elif a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
-            shapes = f"{a[name].dtype} {a[name].shape} in A, {b[name].dtype} {b[name].shape} in B"
-            reports.append(StepReport(name, float("inf"), shapes, ok=False))
-        elif not a[name].size:
-            reports.append(StepReport(name, float("inf"), "no values", ok=False))
-        elif name.endswith(".q"):
-            reports.append(_compare_codes(name, a, b, tolerances, behind))
-            behind = max(behind, PASS_TOLERANCE if reports[-1].error > 0 else 0)
-        elif name.endswith(".acc") and a[name].dtype.kind == "i" and a[name].ndim > 1:
-            reports.append(_compare_accumulators(name, a, b, tolerances))
-        elif a[name].dtype.kind in "iu":
-            same = bool(np.array_equal(a[name], b[name]))
-            reports.append(StepReport(name, 0.0 if same else float("inf"), "" if same else "differ", same))
         else:
-            value, other = a[name], b[name]
-            if name.endswith(CACHED) and len(value) == len(past):
-                reports += _compare_past(name, value[past], other[past], tolerances.of(name, PAST_TOLERANCE))
-                if relative_error(value[past], other[past]) > op_tolerance(name, value):
-                    behind = PAST_TOLERANCE
-                value, other = value[~past], other[~past]
-            error = relative_error(value, other)
-            limit = tolerances.of(name, max(behind, op_tolerance(name, value)))
-            reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
-            if value.dtype == np.float16 and error > 0:
+            limit = max(behind, op_tolerance(name, a[name])) if close else 0
+            if close and "positions" in a and name.endswith(CACHED):
+                behind = limit = HALF_PAST_TOLERANCE
+            reports.append(judge_step(name, a[name], b[name], tolerances.of(name, limit)))
+            if a[name].dtype == np.float16 and reports[-1].error > 0:
                 behind = max(behind, HALF_PASS_TOLERANCE)
     return reports
-
-
-def _compare_past(name: str, a: np.ndarray, b: np.ndarray, limit: float) -> list[StepReport]:
-    """What is wrong with the rows of earlier tokens: one report, or none if nothing is."""
-    error = relative_error(a, b)
-    return [] if error <= limit else [StepReport(name, error, f"in earlier tokens above {limit:g}", ok=False)]
 
 
 def replay(
@@ -403,42 +308,26 @@ def replay(
     """Every step of a trace against the reference, each computed from the trace's own inputs.
 
     trace: with tokens that the model has (`check_tokens`).
-    run(tokens, step) is the reference's forward pass. Codes and scales have to be equal, fp32 within 1e-5,
-    fp16 within 5e-4 (attn.mix: 1e-3). Steps that the trace has not go on with the reference's own values.
+    run(tokens, step) is the reference's forward pass. Steps that the trace has not go on with the reference's own.
     """
-    reports = []
+    reports, close = [], is_close(trace)
     rows = positions_of(trace)
-    past = np.delete(np.arange(len(trace["tokens"])), rows)
+    is_whole = len(rows) == len(trace["tokens"])
 
     def step(name: str, value: np.ndarray) -> np.ndarray:
-        if not len(past):
-            return judge(name, value)
-        if name not in trace or not is_cached(name) or trace[name].shape != value.shape:
-            mine = value.copy()
-            mine[rows] = judge(name, value[rows])
-            return mine
-        reports.extend(_compare_past(name, value[past], trace[name][past], tolerances.of(name, PAST_TOLERANCE)))
-        judge(name, value[rows], trace[name][rows])
-        return trace[name]
-
-    def judge(name: str, value: np.ndarray, found: np.ndarray | None = None) -> np.ndarray:
-        found = trace.get(name) if found is None else found
-        if found is None:
+        mine = value if is_whole or is_cached(name) else value[rows]
+        if name not in trace:
             reports.append(missing_step(name))
             return value
-        if found.shape != value.shape or found.dtype != value.dtype:
-            what = f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
-            reports.append(StepReport(name, float("inf"), what, ok=False))
+        found = trace[name]
+        limit = 0 if not close else op_tolerance(name, mine) if is_whole else HALF_PAST_TOLERANCE
+        reports.append(judge_step(name, mine, found, tolerances.of(name, limit)))
+        if found.shape != mine.shape or found.dtype != mine.dtype:
             return value
-        if value.dtype.kind in "iu" or name.endswith(".s"):
-            wrong = int((found != value).sum())
-            error = relative_error(value, found) if name.endswith(".s") else wrong / value.size
-            ok = wrong == 0 or error <= tolerances.of(name, -1)
-            reports.append(StepReport(name, wrong / value.size, f"{wrong} differ" if wrong else "exact", ok))
-        else:
-            error = relative_error(value, found)
-            limit = tolerances.of(name, op_tolerance(name, value))
-            reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
+        if mine is not value:
+            value = value.copy()
+            value[rows] = found
+            return value
         return found
 
     run(trace["tokens"], step)
@@ -451,7 +340,7 @@ WITHIN, OUTSIDE, INCOMPLETE = 0, 1, 3  # exit codes of a comparison
 
 
 def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
-    """A table of the steps (all, or those outside the contract) with closing lines, and the exit code.
+    """A table of the steps (all, or those that are not as they should be) with closing lines, and the exit code.
 
     INCOMPLETE: what is there is within the contract, but some of it is missing. With nothing there it is OUTSIDE.
     """
@@ -459,21 +348,20 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
     bad, computed = [r for r in judged if not r.ok], [r for r in judged if r.name != "tokens"]
     rows = judged if verbose else bad
     lines = [f"{'step':<32} {'error':>9}"] if rows else []
-    lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}" for r in rows]
+    lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}".rstrip() for r in rows]
     if missing:
         named = missing if verbose or len(missing) < 5 else [*missing[:2], "...", missing[-1]]
         lines.append(f"{len(missing)} missing: {', '.join(named)}")
-    verdict = f"all {len(judged)} steps within the contract"
+    worst = max(judged, key=lambda r: r.error, default=None)
+    good = "equal to the bit" if worst is None or worst.error == 0 else "within their tolerances"
+    verdict = f"all {len(judged)} steps are {good}"
     if not computed:
         verdict = "nothing to judge"
     elif bad:
-        verdict = f"{len(bad)} of {len(judged)} steps outside the contract, the first at {bad[0].name}"
+        verdict = f"{len(bad)} of {len(judged)} steps differ, the first at {bad[0].name}"
     elif missing:
-        verdict = f"{len(judged)} of {len(reports)} steps are there, all within the contract"
-    worst = max((r for r in judged if not r.name.endswith(".q")), key=lambda r: r.error, default=None)
-    if worst:
+        verdict = f"{len(judged)} of {len(reports)} steps are there, all {good}"
+    if worst is not None and worst.error > 0:
         verdict += f"; largest error {worst.error:.2e} at {worst.name}"
-    if flips := sum(1 for r in judged if r.name.endswith(".q") and 0 < r.error < 1):
-        verdict += f"; {flips} steps have codes that rounded the other way"
     code = OUTSIDE if bad or not computed else INCOMPLETE if missing else WITHIN
     return "\n".join(one_line(line) for line in [*lines, verdict]), code

@@ -27,7 +27,7 @@ LADDER = build/plain/runq build/ladder/runq runq
 build/ladder/attend.cpp: runq.cpp
 	@mkdir -p $(@D)
 	@{ printf '#include <%s>\n' algorithm cmath cstdint && echo 'namespace plain {' && \
-	    sed -n '/^\/\/ lift softmax$$/,/^}/p; /^\/\/ lift attend$$/,/^}/p' $< | sed 's/^inline //' && echo '}'; } > $@
+	    sed -n '/^\/\/ lift fused_multiply_add$$/,/^}/p; /^\/\/ lift exp_fp32$$/,/^}/p; /^\/\/ lift softmax$$/,/^}/p; /^\/\/ lift attend$$/,/^}/p' $< | sed 's/^inline //' && echo '}'; } > $@
 build/ladder/attend.o: build/ladder/attend.cpp build/flags build/packages
 	$(CXX) $(PLAIN_FLAGS) -c $< -o $@
 build/ladder/runq: bench/plain_attention.cpp build/ladder/attend.o build/lib/runq.o $(filter-out %/attention.o,$(INT8_LIBRARY)) build/flags

@@ -12,8 +12,9 @@ WINDOWS := $(findstring _NT,$(UNAME))
 MARCH   := $(if $(filter Darwin,$(UNAME)),-mcpu,-march)=$(ARCH)$(if $(WINDOWS), -Wa$(comma)-muse-unaligned-vector-move)
 # A program has a second form over engine/, the one that is built here. Alone, without this, its file is all of it: make plain.
 ENGINE := -DENGINE
-# Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
-CXXFLAGS_ALL := -std=c++20 -O3 $(MARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math $(ENGINE) -I. $(WARNINGS) $(CXXFLAGS)
+# Rounding stays exactly as written, fused only where the text says so; errno and floating-point traps, which nothing
+# here looks at, are given up.
+CXXFLAGS_ALL := -std=c++20 -O3 $(MARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off $(ENGINE) -I. $(WARNINGS) $(CXXFLAGS)
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
 HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong $(if $(filter Linux,$(UNAME)),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now)
@@ -143,7 +144,7 @@ NEEDS_plain-asan := BUILD
 
 # Where a compiler has no library of OpenMP, as on macOS, its threads are given up.
 OPENMP       = $(eval OPENMP := $$(shell echo 'int main() {}' | $$(CXX) -fopenmp -x c++ - -o /dev/null 2>/dev/null && echo -fopenmp || echo -fopenmp-simd))$(OPENMP)
-PLAIN_FLAGS  = -std=c++20 -O3 $(MARCH) $(OPENMP) $(WARNINGS) $(if $(filter 0,$(TOKENIZER)),-DNO_TOKENIZER) $(DARWIN_CFLAGS) $(CXXFLAGS)
+PLAIN_FLAGS  = -std=c++20 -O3 $(MARCH) -ffp-contract=off $(OPENMP) $(WARNINGS) $(if $(filter 0,$(TOKENIZER)),-DNO_TOKENIZER) $(DARWIN_CFLAGS) $(CXXFLAGS)
 PLAIN_LIBS  := $(filter-out -ledit,$(LIBS))
 $(PLAIN_PROGRAMS:%=build/plain/%): build/plain/%: %.cpp build/flags build/packages
 	@mkdir -p $(@D)

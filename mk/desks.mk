@@ -14,7 +14,7 @@ ARM_CXX   ?= aarch64-linux-gnu-g++
 ARM_ARCHS ?= armv8-a armv8.2-a+dotprod armv8.6-a
 ARM_RUN   ?= qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu
 # The test libraries are headers in /usr/include, which comes last: the target's own libc headers must win.
-ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -DNO_TOKENIZER $(ENGINE) -I. -Itests \
+ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off -DNO_TOKENIZER $(ENGINE) -I. -Itests \
              -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -idirafter /usr/include
 
 # The kernels in one test program, each program's source in one of its own.
@@ -142,7 +142,7 @@ DESK_avx512vnni     := $(DESK_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -
 # Flags of this project without those of this machine and of its compiler. Less than -O3 is for tests that have no time.
 DESK_O     ?= -O3
 # $1: a compiler.
-DESK_FLAGS = -std=c++20 $(DESK_O) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math $(ENGINE) -I. -ffile-prefix-map=$(CURDIR)=. \
+DESK_FLAGS = -std=c++20 $(DESK_O) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off $(ENGINE) -I. -ffile-prefix-map=$(CURDIR)=. \
              -DPCRE2_STATIC -DUTF8PROC_STATIC -isystem $(SOURCES)/include $(call warnings_of,$1) $(if $(WERROR),-Werror)
 
 # ---- the programs ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
 FUZZ_CHECKS ?= address,undefined
 
-FUZZ_FLAGS := -std=c++20 -g $(if $(FUZZ_CHECKS),-O1,-O2 -fno-sanitize-coverage=trace-cmp) -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing $(ENGINE) -I. \
+FUZZ_FLAGS := -std=c++20 -g $(if $(FUZZ_CHECKS),-O1,-O2 -fno-sanitize-coverage=trace-cmp) -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off -fno-strict-aliasing $(ENGINE) -I. \
               -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
               -fsanitize=fuzzer$(addprefix $(comma),$(FUZZ_CHECKS)) -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)
@@ -88,7 +88,7 @@ build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O) mk/build.mk
 	$(call replay,$(replayed))
 
 # The replays once more, with counters of what is executed.
-COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing $(ENGINE) -I. -w \
+COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off -fno-strict-aliasing $(ENGINE) -I. -w \
               -fprofile-instr-generate -fcoverage-mapping -DLIBRARY_IS_LINKED
 COVERAGE_O := $(LIBRARY:%.cpp=build/fuzz/coverage/%.o)
 $(COVERAGE_O): build/fuzz/coverage/%.o: %.cpp build/packages-fuzz

@@ -14,7 +14,7 @@ NEEDS_test-web-node := BUILD PYTHON TEST WEB
 
 # SIMD and exceptions are what browsers have had since 2021 and 2022.
 WASM_FLAGS := -msimd128 -fwasm-exceptions
-WASM_CXXFLAGS = -std=c++20 $(WASM_FLAGS) -fno-math-errno -fno-trapping-math $(ENGINE) -isystem web/compat -I. $(WASM_LIBRARIES_I) \
+WASM_CXXFLAGS = -std=c++20 $(WASM_FLAGS) -fno-math-errno -fno-trapping-math -ffp-contract=off $(ENGINE) -isystem web/compat -I. $(WASM_LIBRARIES_I) \
                 $(filter-out -Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized,$(WARNINGS)) -Wno-unused-parameter
 # Small, but for the kernels: -O3 in place of -Os and -Oz makes a module a fifth larger and no faster; kernels for size
 # take four times as long.

@@ -42,7 +42,19 @@ from formats.model_file import read_format, read_header
 from formats.source import Source, is_gguf, open_model
 from formats.tensors import HEADER_SIZE
 from golden import q8
-from golden.forward import F32, F64, Fp32, Scheme, Step, embed, forward_layer, ignore, last_norm, rope_table
+from golden.forward import (
+    F32,
+    F64,
+    Fp32,
+    Scheme,
+    Step,
+    attention_fp64,
+    embed,
+    forward_layer,
+    ignore,
+    last_norm,
+    rope_table,
+)
 from golden.perplexity import encode, windows
 from golden.q8 import Quantized
 from golden.schemes import read_file
@@ -144,7 +156,7 @@ class InFp32:
 
     def __init__(self, scheme: DenseScheme, weights_only: bool = False):
         self._scheme, self._weights_only = scheme, weights_only
-        self.interleaved = scheme.interleaved
+        self.interleaved, self.attend = scheme.interleaved, attention_fp64
         self._layer, self._matrices = "", {}
 
     def steps(self, step: Step) -> Step:

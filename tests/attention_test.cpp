@@ -31,45 +31,49 @@ TEST_CASE("softmax") {
             std::vector<float> row(padded(n), 99.0f);  // what lies beyond the end must not matter
             std::copy_n(x.begin() + i * n, n, row.begin());
             softmax(row.data(), n);
-            CHECK(relative_error(std::span(expected).subspan(i * n, n), std::span(row).first(n)) < 1e-6);
+            CHECK(same_bits(std::span(expected).subspan(i * n, n), std::span(row).first(n)));
             for (int j = n; j < padded(n); j++) CHECK(row[j] == 0);
         }
     }
 }
 
 // What attention is: one query (head_dim,) against the keys and values of its kv head, (kv_len, head_dim)
-// each -> scores and probs (kv_len,), out (head_dim,). docs/forward-pass.md shows it.
-void plain_attention(double* out, double* scores, double* probs, const float* q, const float* k,
-                     const float* v, int kv_len, int head_dim) {
-    for (int t = 0; t < kv_len; t++) {
-        scores[t] = 0;
-        for (int d = 0; d < head_dim; d++) scores[t] += double(q[d]) * k[t * head_dim + d];
-        scores[t] /= std::sqrt(double(head_dim));
+// each, with a factor for each -> scores and probs (kv_len,), out (head_dim,). docs/forward-pass.md shows it.
+void plain_attention(std::vector<float>& out, std::vector<float>& scores, std::vector<float>& probs,
+                     const float* q, const float* k, const float* k_scales, const float* v,
+                     const float* v_scales, int head_dim) {
+    const float scale = 1.0f / std::sqrt(float(head_dim));
+    for (size_t t = 0; t < scores.size(); t++) {
+        float sum = 0;
+        for (int d = 0; d < head_dim; d++) sum = std::fma(q[d], k[t * size_t(head_dim) + d], sum);
+        scores[t] = sum * (scale * k_scales[t]);
     }
-    const double largest = *std::max_element(scores, scores + kv_len);
-    double sum = 0;
-    for (int t = 0; t < kv_len; t++) sum += probs[t] = std::exp(scores[t] - largest);
-    for (int t = 0; t < kv_len; t++) probs[t] /= sum;
+    probs = scores;
+    reference_softmax(probs, exp_fp32);
     for (int d = 0; d < head_dim; d++) {
-        out[d] = 0;
-        for (int t = 0; t < kv_len; t++) out[d] += probs[t] * v[t * head_dim + d];
+        for (size_t t = 0; t < scores.size(); t++)
+            out[d] = std::fma(probs[t] * v_scales[t], v[t * size_t(head_dim) + d], out[d]);
     }
 }
 
-// What a cache of this format keeps of x, heads of head_dim numbers each: by plain loops.
-std::vector<float> kept(KvFormat format, const std::vector<float>& x, int head_dim) {
-    std::vector<float> values = x;
-    for (size_t head = 0; head < x.size() && format == KvFormat::q8; head += head_dim) {
-        float amax = 0;
-        for (int d = 0; d < head_dim; d++) amax = std::max(amax, std::fabs(x[head + d]));
-        for (int d = 0; d < head_dim; d++)
-            values[head + d] = std::nearbyintf(x[head + d] * (127 / amax)) * (amax / 127);
+// What a cache of this format keeps of x, heads of head_dim numbers each, and their factors: by plain loops.
+struct Kept {
+    std::vector<float> values, scales;
+
+    Kept(KvFormat format, const std::vector<float>& x, int head_dim)
+        : values(x), scales(x.size() / size_t(head_dim), 1.0f) {
+        for (size_t i = 0; i < scales.size() && format == KvFormat::q8; i++) {
+            float* head = &values[i * size_t(head_dim)];
+            float amax = 0;
+            for (int d = 0; d < head_dim; d++) amax = std::max(amax, std::fabs(head[d]));
+            for (int d = 0; d < head_dim; d++) head[d] = std::nearbyintf(head[d] * (127 / amax));
+            scales[i] = amax / 127;
+        }
+        for (float& value : values) {
+            if (format == KvFormat::f16) value = to_float(round_to_half(value));
+        }
     }
-    for (float& value : values) {
-        if (format == KvFormat::f16) value = to_float(round_to_half(value));
-    }
-    return values;
-}
+};
 
 // Positions over more than one page of the cache, head sizes that are no multiple of a vector, every number
 // of queries, each seeing its own number of positions; two layers and two kv heads, so that a wrong offset
@@ -90,7 +94,7 @@ void check_attend(KvFormat format) {
                 cache.append(i / 2, i % 2, pos, &k[at(i / 2, i % 2, pos)], &v[at(i / 2, i % 2, pos)]);
             }
         }
-        const std::vector<float> k_kept = kept(format, k, head_dim), v_kept = kept(format, v, head_dim);
+        const Kept k_kept(format, k, head_dim), v_kept(format, v, head_dim);
         for (int n_rows = 1; n_rows <= max_attention_rows; n_rows++) {
             for (const int n_positions : {17, 65, KvCache::page, context}) {
                 CAPTURE(head_dim);
@@ -113,9 +117,10 @@ void check_attend(KvFormat format) {
                           probs.data(), padded(n_positions), score_rows.data());
                 std::vector<float> expected, found_probs, expected_probs, found_scores, expected_scores;
                 for (int r = 0; r < n_rows; r++) {
-                    std::vector<double> plain_scores(kv_len[r]), plain_probs(kv_len[r]), mix(head_dim);
-                    plain_attention(mix.data(), plain_scores.data(), plain_probs.data(), q_rows[r],
-                                    &k_kept[at(layer, head, 0)], &v_kept[at(layer, head, 0)], kv_len[r],
+                    const size_t n = size_t(kv_len[r]), first = at(layer, head, 0), one = first / head_dim;
+                    std::vector<float> plain_scores(n), plain_probs, mix(head_dim);
+                    plain_attention(mix, plain_scores, plain_probs, q_rows[r], &k_kept.values[first],
+                                    &k_kept.scales[one], &v_kept.values[first], &v_kept.scales[one],
                                     head_dim);
                     expected_scores.insert(expected_scores.end(), plain_scores.begin(), plain_scores.end());
                     expected_probs.insert(expected_probs.end(), plain_probs.begin(), plain_probs.end());
@@ -126,9 +131,9 @@ void check_attend(KvFormat format) {
                     CHECK(std::all_of(row + kv_len[r], row + padded(n_positions),
                                       [](float x) { return x == 0; }));
                 }
-                CHECK(relative_error(expected, out) < 1e-6);
-                CHECK(relative_error(expected_probs, found_probs) < 1e-6);
-                CHECK(relative_error(expected_scores, found_scores) < 1e-6);
+                CHECK(same_bits(expected, out));
+                CHECK(same_bits(expected_probs, found_probs));
+                CHECK(same_bits(expected_scores, found_scores));
             }
         }
     }
@@ -222,9 +227,9 @@ TEST_CASE("attention: scores, probabilities and the weighted sum of the golden v
                 CHECK(out.values == before);
                 CHECK(none.values.empty());
             }
-            CHECK(relative_error(golden_ops().at(name + ".out").f32(), found) < 1e-6);
-            CHECK(relative_error(golden_ops().at(name + ".scores").f32(), found_scores) < 1e-6);
-            CHECK(relative_error(golden_ops().at(name + ".probs").f32(), found_probs) < 1e-6);
+            CHECK(same_bits(golden_ops().at(name + ".out").f32(), found));
+            CHECK(same_bits(golden_ops().at(name + ".scores").f32(), found_scores));
+            CHECK(same_bits(golden_ops().at(name + ".probs").f32(), found_probs));
         }
     }
 }
@@ -267,7 +272,7 @@ void check_kept(KvFormat format, const std::string& name) {
     }
     HeadScores none;
     attention(out, none, none, q, cache, 0, n_positions - n);
-    CHECK(relative_error(of("out").f32(), out.values) < 1e-6);
+    CHECK(same_bits(of("out").f32(), out.values));
 }
 
 TEST_CASE("kv cache: the golden's codes, scales and fp16 numbers, and attention over them") {
@@ -308,7 +313,7 @@ TEST_CASE("attention: the golden vectors around a boundary, in chunks that end t
                 attention(out, none, none, q_rows, cache, 0, pos);
                 found.insert(found.end(), out.row(0), out.row(n_tokens));
             }
-            CHECK(relative_error(golden_ops().at(name + ".out").f32(), found) < 1e-6);
+            CHECK(same_bits(golden_ops().at(name + ".out").f32(), found));
         }
     }
 }

@@ -1,9 +1,12 @@
 // The golden vectors as the tests read them, and inputs that several tests make.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,9 +37,20 @@ struct GoldenTable {
     }
 };
 
-// The contract's limits, relative by norm, as golden/trace.py has them: of one operation, and of the logits
-// of a whole pass.
-constexpr double op_tolerance = 1e-5, pass_tolerance = 1e-3;
+// Whether two arrays of floats are equal to the bit.
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+// x (n,) becomes exp(x - max) / sum of the same, as the contract has it: by plain loops. exp: the contract's,
+// which has a test of its own.
+inline void reference_softmax(std::vector<float>& x, float (*exp)(float)) {
+    const float max = *std::max_element(x.begin(), x.end());
+    float sums[16] = {}, sum = 0;
+    for (size_t i = 0; i < x.size(); i++) sums[i % 16] += x[i] = exp(x[i] - max);
+    for (const float part : sums) sum += part;
+    for (float& value : x) value *= 1.0f / sum;
+}
 
 // Whether sweeps that `make test` does in part are to be done whole: FULL=1, which `make test-all` sets.
 inline bool full_sweeps() {

@@ -49,7 +49,6 @@ TEST_CASE("vectors: a NaN stays one, whatever its other bits, and leaves the lan
         store(back, load(row));
         CHECK(std::memcmp(row, back, sizeof row) == 0);
         CHECK(std::isnan(splat(nan)[vector_lanes - 1]));
-        CHECK(std::isnan(add_lanes(load(row))));
         store(back, exp(load(row)));
         for (int i = 0; i < vector_lanes; i++) {
             if (i % 2 == 1) CHECK(std::isnan(back[i]));

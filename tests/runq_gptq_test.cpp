@@ -163,7 +163,7 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             const std::vector<float> plain = plain_products(x, w);
             matmul(x, {{out, w}, {again, w}});
             CHECK(out.n_rows == n_tokens);
-            CHECK(relative_error(plain, out.values) < 1e-6);
+            CHECK(same_bits(plain, out.values));
             CHECK(again.values == out.values);
             PackedMatrices packed;
             LowbitMatrix with_copy = w;

@@ -316,7 +316,7 @@ TEST_CASE("route: the golden's experts, and their weights") {
         Routing found;
         route(found, logits, moe.n_active, moe.norm_topk_prob);
         CHECK(found.experts == experts.i32());
-        CHECK(relative_error(golden_ops().at(p + "weights").f32(), found.weights) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "weights").f32(), found.weights));
         for (size_t i = 0; i < found.by_expert.size(); i++) {
             CHECK(found.row_of[size_t(found.by_expert[i])] == int(i));
             if (i == 0) continue;
@@ -344,7 +344,7 @@ TEST_CASE("combine: the golden's weighted sums") {
         for (int row = 0; row < n * k; row++)
             std::copy_n(&values[size_t(r.by_expert[size_t(row)]) * dim], dim, down.row(row));
         combine(out, down, r);
-        CHECK(relative_error(golden_ops().at(p + "out").f32(), out.values) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "out").f32(), out.values));
     }
     // In rising order of expert, whichever is the best: the other way round, 1 + 1e8 would lose the 1.
     Routing r;
@@ -423,7 +423,7 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
                              routing.by_expert[size_t(t)], 1);
                 std::copy_n(one.row(0), n_rows, found.row(t));
             }
-            CHECK(relative_error(expected, found.values) < 1e-6);
+            CHECK(same_bits(expected, found.values));
         }
         if (!is_ours) continue;
         formats.insert(format);
@@ -503,14 +503,14 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
                 Rows one(1, w.n_rows);
                 plain_matmul(x, {one, experts[size_t(routing.experts[size_t(t)])]}, t, 1);
                 const std::vector<float> of_row(found.row(t), found.row(t + 1));
-                CHECK(relative_error(one.values, of_row) < 1e-6);
+                CHECK(same_bits(one.values, of_row));
             }
             const std::vector<float> used(product.begin(), product.begin() + ptrdiff_t(found.values.size()));
             const std::vector<float> used_scales(expected_scales.begin(),
                                                  expected_scales.begin() + ptrdiff_t(out.scales.size()));
-            return relative_error(used, found.values) < 1e-6 &&
+            return same_bits(used, found.values) &&
                    std::equal(out.codes.begin(), out.codes.end(), expected.begin()) &&
-                   relative_error(used_scales, out.scales) < 1e-5;
+                   same_bits(used_scales, out.scales);
         };
         const std::vector<MoeMatrix> all = w.all();
         CHECK(is_golden(all));
@@ -550,7 +550,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             matmul(x, {{found, w}});
             CHECK(plain.n_rows == n_tokens);
             CHECK(found.n_rows == n_tokens);
-            CHECK(relative_error(plain.values, found.values) < 1e-6);
+            CHECK(same_bits(plain.values, found.values));
             for (int t = 0; t < n_tokens; t++) {
                 matmul(row_of(x, t), {{one, w}});
                 CHECK(one.n_rows == 1);
@@ -591,7 +591,7 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
                 const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + n_cols);
                 const float scale = x.row_scales(t)[0], *scales = row.scales.data();
                 direct.push_back(
-                    dot(codes.data(), &scale, 1, row.codes.data(), scales, n_cols, experts.group));
+                    dot(codes.data(), &scale, 1, row.codes.data(), scales, n_cols, experts.group, 32));
                 by_digits.push_back(dot_by_digits(codes.data(), scale, row.codes.data(), scales, n_cols,
                                                   experts.group, float(8 * sum)));
             }

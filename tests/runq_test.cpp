@@ -70,9 +70,9 @@ TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotatio
             rope(heads, angles, c.head_dim);
             out.insert(out.end(), heads.values.begin(), heads.values.end());
         }
-        CHECK(relative_error(golden_ops().at(p + "cos").f32(), cos) < 1e-7);
-        CHECK(relative_error(golden_ops().at(p + "sin").f32(), sin) < 1e-7);
-        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "cos").f32(), cos));
+        CHECK(same_bits(golden_ops().at(p + "sin").f32(), sin));
+        CHECK(same_bits(golden_ops().at(p + "out").f32(), out));
         // Several tokens at once are each at their own position.
         Rows two = rows_of(std::vector<float>(4 * size_t(half), 1.0f), 2), one = rows_of(two.values, 2);
         angles.set_positions(127, 2);
@@ -183,11 +183,11 @@ TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives
         for (int t = 0; t < n; t++) {
             for (int i = 0; i < m; i++) plain.push_back(plain_dot(x, t, w, i));
         }
-        CHECK(relative_error(golden_ops().at(p + "out").f32(), plain) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "out").f32(), plain));
         Rows a(n, m), b(n, m);
         matmul(x, {{a, w}, {b, w}});
         CHECK(a.n_rows == n);
-        CHECK(relative_error(plain, a.values) < 1e-6);
+        CHECK(same_bits(plain, a.values));
         CHECK(b.values == a.values);
     }
     CHECK(cases == 16);
@@ -212,7 +212,7 @@ TEST_CASE("matmul: random matrices, with and without a fast path for their group
                 for (int i = 0; i < n_rows; i++) plain.push_back(plain_dot(x, t, w, i));
             }
             matmul(x, {{out, w}});
-            CHECK(relative_error(plain, out.values) < 1e-6);
+            CHECK(same_bits(plain, out.values));
         }
     }
 }

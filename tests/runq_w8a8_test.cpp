@@ -109,7 +109,7 @@ TEST_CASE("matmul: one scale per row or per group; any path gives the plain loop
                 }
                 CHECK(relative_error(exact, plain) < 1e-6);
                 matmul(x, {{out, w}});
-                CHECK(relative_error(plain, out.values) < 1e-6);
+                CHECK(same_bits(plain, out.values));
             }
         }
     }
@@ -152,7 +152,7 @@ TEST_CASE("attention in int8: every step of the trace, however the tokens are fe
                 REQUIRE(found.contains(step));
                 REQUIRE(found.at(step).shape == expected.shape);
                 if (expected.type == "F32") {
-                    CHECK(relative_error(expected.f32(), found.at(step).f32()) < op_tolerance);
+                    CHECK(same_bits(expected.f32(), found.at(step).f32()));
                 } else {
                     CHECK(found.at(step).bytes == expected.bytes);
                 }
@@ -182,7 +182,7 @@ TEST_CASE("attention in int8: the plain loops give the golden vectors") {
                         &k[size_t(kv) * head_dim], &k_scales[kv], n_positions - n + i / n_heads + 1,
                         n_kv_heads, head_dim);
         }
-        CHECK(relative_error(golden_ops().at(p + "scores").f32(), found) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "scores").f32(), found));
     }
     CHECK(cases >= 7);
 
@@ -213,7 +213,7 @@ TEST_CASE("attention in int8: the plain loops give the golden vectors") {
             mix_int8(&out[size_t(i) * head_dim], sums.data(), found.data(), scale, &v[size_t(kv) * head_dim],
                      n_positions, n_kv_heads, head_dim);
         }
-        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
+        CHECK(same_bits(golden_ops().at(p + "out").f32(), out));
     }
     CHECK(cases == 9);
 }

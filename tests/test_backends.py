@@ -13,7 +13,7 @@ import pytest
 from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
-from golden.trace import compare, read_trace
+from golden.trace import Tolerances, compare, read_trace
 from tests.helpers import DATA, FULL, GOLDEN_FILES, ROOT
 
 PORTABLE = ROOT / "build" / "portable"
@@ -32,9 +32,17 @@ def run(*args, model=LADDER, program=HERE / "runq_gptq", emulator=(), folder=Non
 
 
 def golden_run(n, model):
-    """Options that generate n ids after the golden's last prompt, and these ids."""
-    generation = json.loads((DATA / f"{model}.json").read_text())["generations"][-1]
-    assert min(generation["leads"][:n]) > 2e-3
+    """Options that generate up to n ids after a golden's prompt, and these ids.
+
+    A back end may add in an order of its own: up to where the two best logits are close.
+    """
+
+    def n_clear(generation):
+        return next((i for i, lead in enumerate(generation["leads"]) if lead < 2e-3), n)
+
+    generation = max(json.loads((DATA / f"{model}.json").read_text())["generations"], key=n_clear)
+    n = min(n, n_clear(generation))
+    assert n > 1
     ids = ",".join(map(str, generation["prompt_ids"]))
     return ("--ids", ids, "-t", 0, "-n", n, "--print-ids"), generation["new_ids"][:n]
 
@@ -90,7 +98,7 @@ def test_a_trace_of_a_back_end_on_a_device_has_the_activations(tmp_path):
     golden = read_trace(DATA / f"{LADDER}.trace.safetensors")
     ids = ",".join(map(str, golden["tokens"]))
     run("--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "t", "--print-ids", "--backend", "emulated")
-    reports = compare(golden, read_trace(tmp_path / "t"))
+    reports = compare(golden, read_trace(tmp_path / "t"), Tolerances({"*": 1e-2}))  # its sums have another order
     assert len(reports) > 80
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 

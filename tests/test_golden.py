@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import struct
 
 import ml_dtypes
@@ -12,16 +11,16 @@ from safetensors.numpy import load_file, save_file
 
 from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
+from golden.fp32 import scaled_sum
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.schemes import SCHEMES, read_file
 from golden.trace import (
-    OP_TOLERANCE,
-    PASS_TOLERANCE,
     Recorder,
     Tolerances,
     at_positions,
     compare,
+    judge_step,
     read_tolerances,
     relative_error,
     replay,
@@ -38,15 +37,6 @@ def test_fp32_forward_agrees_with_transformers(name):
     logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
     assert np.abs(expected["logits"]).max() > 1  # the tolerance below means something
     assert np.abs(logits - expected["logits"]).max() <= 1e-4
-
-
-def test_the_cpp_tests_have_the_same_tolerances():
-    text = (ROOT / "tests" / "golden.h").read_text(encoding="utf-8")
-    found = dict(re.findall(r"(\w+_tolerance) = ([\de.-]+)", text))
-    assert {name: float(value) for name, value in found.items()} == {
-        "op_tolerance": OP_TOLERANCE,
-        "pass_tolerance": PASS_TOLERANCE,
-    }
 
 
 class NotPermuted(Fp32):
@@ -162,8 +152,7 @@ def test_accumulators_are_exact_integers():
 def test_matmul_has_the_same_bits_in_parts(monkeypatch, group_size):
     rng = np.random.default_rng(3)
     x, w = (quantize(rng.standard_normal((n, 384), np.float32), group_size) for n in (7, 50))
-    acc, scales = accumulators(x, w).astype(np.float64), (w.scales.astype(np.float64), x.scales.astype(np.float64))
-    whole = np.einsum("nmg,mg,ng->nm", acc, *scales).astype(np.float32)
+    whole = scaled_sum(accumulators(x, w), w.scales, x.scales)
     sizes = []
     monkeypatch.setattr("golden.q8.accumulators", lambda x, w: sizes.append(len(x.codes)) or accumulators(x, w))
     for rows in (100, 3, 2, 1):
@@ -187,7 +176,6 @@ def test_stored_traces_are_what_the_reference_computes(name, source):
     reports = compare(stored, recorder.tensors)
     assert len(reports) > 4 * 20
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
-    assert not any(r.name.endswith(".q") and r.error for r in reports)
 
 
 @pytest.mark.parametrize("size", [0, -64, 48])
@@ -239,20 +227,34 @@ def test_diff_finds_nothing_between_equal_traces():
 def test_diff_names_the_first_step_that_is_wrong(step, change):
     broken = a_trace()
     broken[step] = change(broken[step])
-    found = first_bad(compare(a_trace(), broken))
-    assert found in (step, step.removesuffix(".s") + ".q", step.removesuffix(".q") + ".s"), found
+    assert first_bad(compare(a_trace(), broken)) == step
     if step != "tokens":
         assert first_bad(replayed(broken)) == step
 
 
-@pytest.mark.parametrize(("steps", "ok"), [(1, True), (2, False)])
-def test_codes_may_have_rounded_the_other_way_and_no_further(steps, ok):
-    trace, step = a_trace(), "layers.0.attn.norm"
-    value, k = trace[step].copy(), np.abs(trace[step + ".q"][0]).argmin()
-    value[0, k] = (trace[step + ".q"][0, k] + steps) * trace[step + ".s"][0, k // 64]
-    other = quantize(value, 64)
-    reports = compare(trace, trace | {step: value, step + ".q": other.codes, step + ".s": other.scales})
-    assert next(r.ok for r in reports if r.name == step + ".q") is ok
+@pytest.mark.parametrize(("step", "at"), [("layers.0.attn.q_proj", 3), ("layers.3.ffn.swiglu.s", 1), ("logits", -1)])
+def test_one_unit_in_the_last_place_is_named_and_counted(step, at):
+    broken = a_trace()
+    broken[step] = broken[step].copy()
+    value = broken[step].reshape(-1)
+    value[at] = np.nextafter(value[at], F32(np.inf))
+    for reports in (compare(a_trace(), broken), replayed(broken)):
+        (bad,) = (r for r in reports if r.name == step)
+        assert not bad.ok
+        assert bad.note == f"1 of {value.size} differ, by up to 1 units in the last place"
+
+
+def test_zeros_of_two_signs_differ():
+    a, b = np.array([0.0, 1.0], F32), np.array([-0.0, 1.0], F32)
+    assert not judge_step("x", a, b, 0).ok
+    assert judge_step("x", a, a.copy(), 0).ok
+
+
+def test_a_step_with_a_limit_of_its_own_may_differ():
+    step, other = "layers.1.ffn.down_proj.acc", a_trace()
+    other[step] = other[step] + (np.arange(other[step].size).reshape(other[step].shape) == 7).astype(np.int32)
+    assert first_bad(compare(a_trace(), other)) == step
+    assert first_bad(compare(a_trace(), other, Tolerances({step: 0.01}))) is None
 
 
 def test_the_last_pattern_that_matches_counts():
@@ -263,26 +265,6 @@ def test_the_last_pattern_that_matches_counts():
 def test_a_step_that_the_reference_has_not_is_named():
     trace = a_trace() | {"layers.0.attn.bias": np.zeros(1, F32)}
     assert first_bad(compare(a_trace(), trace)) == first_bad(replayed(trace)) == "layers.0.attn.bias"
-
-
-def test_accumulators_may_differ_where_codes_do():
-    """A token's sums are excused by its own codes: not by other tokens', and not by those of another input."""
-    step = "layers.1.ffn.down_proj.acc"
-
-    def judged(token, codes):
-        other = a_trace()
-        other[step] = other[step].copy()
-        other[step][2] += 1
-        other[codes] = other[codes].copy()
-        other[codes][token, 0] ^= 1
-        return next(r for r in compare(a_trace(), other) if r.name == step)
-
-    assert judged(2, "layers.1.ffn.swiglu.q").ok
-    assert not judged(3, "layers.1.ffn.swiglu.q").ok
-    assert not judged(2, "layers.1.ffn.norm.q").ok
-    other = a_trace()
-    other[step] = other[step] + (np.arange(other[step].size).reshape(other[step].shape) == 7).astype(np.int32)
-    assert first_bad(compare(a_trace(), other, Tolerances({step: 0.01}))) is None
 
 
 def test_accumulators_are_of_one_layer_and_add_up_to_the_products():
@@ -322,15 +304,13 @@ def test_the_late_trace_is_behind_a_page_chunks_and_the_original_context():
 
 
 def test_late_steps_are_judged_from_the_traces_own_keys_and_values():
-    """With the model everything at the position is exact, and only its past may be off a little."""
+    """With the model everything is exact, earlier tokens' keys and values, too."""
     assert first_bad(replayed(a_late_trace())) is None
     past = a_late_trace()
     step = "layers.2.attn.v_proj"
     past[step] = past[step] * np.where(np.arange(301) < 300, F32(1.03), F32(1))[:, None]
-    reports = replayed(past)  # what attention makes of it is another mix, and not the stored one
-    assert first_bad(reports) == "layers.2.attn.mix"
-    past[step] = past[step] * np.where(np.arange(301) < 300, F32(1.2), F32(1))[:, None]
-    assert first_bad(replayed(past)) == step
+    # What attention makes of it is another mix, and not the stored one.
+    assert [r.name for r in replayed(past) if not r.ok][:2] == [step, "layers.2.attn.mix"]
     for step, change in [
         ("layers.3.attn.k_rope", lambda x: x * np.where(np.arange(len(x)) == 300, F32(1.001), F32(1))[:, None, None]),
         ("layers.1.attn.scores", lambda x: x + (np.arange(x.size).reshape(x.shape) == 290) * F32(0.01)),
@@ -343,16 +323,12 @@ def test_late_steps_are_judged_from_the_traces_own_keys_and_values():
 
 
 def test_late_traces_side_by_side():
-    """Equal keys and values: held to one operation. Others: to 5e-2, and what comes behind as well."""
     assert first_bad(compare(a_late_trace(), a_late_trace())) is None
     broken = a_late_trace()
-    broken["layers.2.ffn.down_proj"] = broken["layers.2.ffn.down_proj"] * F32(1.0001)
-    assert first_bad(compare(a_late_trace(), broken)) == "layers.2.ffn.down_proj"
-    step = "layers.0.attn.v_proj"
-    broken[step] = broken[step] * np.where(np.arange(301) < 300, F32(1.001), F32(1))[:, None]
-    assert first_bad(compare(a_late_trace(), broken)) is None
-    broken[step] = broken[step] * np.where(np.arange(301) < 300, F32(1.1), F32(1))[:, None]
-    assert first_bad(compare(a_late_trace(), broken)) == step
+    early = np.where(np.arange(301) < 300, F32(1.001), F32(1))[:, None]
+    for step, change in (("layers.2.ffn.down_proj", F32(1.0001)), ("layers.0.attn.v_proj", early)):
+        broken[step] = broken[step] * change
+        assert first_bad(compare(a_late_trace(), broken)) == step
 
 
 def test_a_port_without_rope_scaling_shows_late():
@@ -429,7 +405,7 @@ def test_diff_command(tmp_path):
     trace = DATA / "tiny-llama.q8.trace.safetensors"
     done = run_golden("diff", trace, trace)
     assert done.returncode == 0
-    assert "within the contract" in done.stdout
+    assert "are equal to the bit" in done.stdout
     broken = a_trace()
     broken["layers.2.ffn.norm"] = broken["layers.2.ffn.norm"] * F32(1.01)
     save_file(broken, tmp_path / "broken")

@@ -20,15 +20,16 @@ from golden.trace import compare, read_trace
 from tests.helpers import FULL, ROOT
 from tests.test_broken_files import RUN, broken_copies
 from tests.test_rotation import export_rotated
-from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, determined, golden_json, program_of
+from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, generations, golden_json, program_of
 
 # Lines of a program at most, and the part of them behind which its forward pass has ended. A change that needs more has
 # to say why. runq_moe: 200 more than without the ladder, of which 200 are runq_gptq's sections, for A8W4, too. All but
 # runq_awq: 45 for rotated models, which are a section of 32, two calls and a field of the header. runq_gptq and
 # runq_moe: 27 for nl4, 5 and 6 bits. runq_awq: 12 for a tile that suits the product, 16 for RoPE's angles, which over
-# the engine are this table, too (52 lines less there).
-LIMITS = {"runq": (1495, 795 / 1495), "runq_w8a8": (1645, 0.6), "runq_gptq": (1770, 0.6), "runq_moe": (2325, 0.6),
-          "runq_awq": (2603, 0.5)}  # fmt: skip
+# the engine are this table, too (52 lines less there). Each: 75 for a fused multiply-add, an exponential and --digest,
+# which make all forms equal to the bit.
+LIMITS = {"runq": (1570, 865 / 1570), "runq_w8a8": (1720, 0.6), "runq_gptq": (1845, 0.6), "runq_moe": (2400, 0.6),
+          "runq_awq": (2670, 0.5)}  # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
 WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
 PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
@@ -90,7 +91,7 @@ def test_the_line_in_the_file_compiles_it(tmp_path, program):
     """Of runq, with FULL=1 of each; the others' lines are read, and build/plain has what such a line makes."""
     whole = [line for line in first_commands(program) if "-DNO_TOKENIZER" not in line]
     assert whole == [
-        f"g++ -std=c++20 -O3 -march=native -fopenmp {program}.cpp -o {program} -lpcre2-8 -lutf8proc",
+        f"g++ -std=c++20 -O3 -march=native -ffp-contract=off -fopenmp {program}.cpp -o {program} -lpcre2-8 -lutf8proc",
     ]
     binary = ROOT / "build" / "plain" / program
     if FULL or program == "runq":
@@ -99,11 +100,10 @@ def test_the_line_in_the_file_compiles_it(tmp_path, program):
         shutil.copy(SOURCE[program], tmp_path)
         subprocess.run(whole[0] + " -fsyntax-only", shell=True, cwd=tmp_path, check=True)
     name = first_file(program)
-    golden = clear_generation(name)
+    golden = generations(name)[-1]
     command = [binary, BIN[name], "-i", golden["prompt"], "-t", "0", "-n", "64"]
     printed = subprocess.run([*command, "--print-ids"], capture_output=True, check=False)
-    n = determined(golden)
-    assert ids_of(printed)[:n] == golden["new_ids"][:n]
+    assert ids_of(printed) == golden["new_ids"]
     told, fast = (
         subprocess.run([str(path), *map(str, command[1:])], cwd=ROOT, capture_output=True, check=True).stdout
         for path in (binary, ROOT / program)
@@ -124,7 +124,7 @@ def test_ids_take_no_library(tmp_path, program):
         return
     binary = compiled(line, program, tmp_path)
     name = first_file(program)
-    golden = clear_generation(name)
+    golden = generations(name)[-1]
     command = [binary, BIN[name], "-t", "0", "-n", "8"]
     ids = ["--ids", joined(golden["prompt_ids"])]
     printed = subprocess.run([*command, *ids, "--print-ids"], capture_output=True, check=False)
@@ -139,12 +139,8 @@ def test_ids_take_no_library(tmp_path, program):
 @pytest.mark.parametrize("name", FILES)
 def test_greedy_ids_from_text_are_the_goldens(name):
     for golden in golden_json(name)["generations"]:
-        n = determined(golden)
-        assert n > 0
         for prompt in (["-i", golden["prompt"]], ["--ids", joined(golden["prompt_ids"])]):
-            ids = ids_of(run(BIN[name], *prompt, "-t", 0, "-n", 64, "--print-ids"))
-            assert len(ids) == 64
-            assert ids[:n] == golden["new_ids"][:n]
+            assert ids_of(run(BIN[name], *prompt, "-t", 0, "-n", 64, "--print-ids")) == golden["new_ids"]
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -157,7 +153,6 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
     reports = compare(golden, read_trace(tmp_path / "t"))
     assert len(reports) > N_STEPS
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
-    assert not any(r.error for r in reports if r.name.endswith(".q"))
 
 
 # Of the long tests: one file of each program, with FULL=1 all.
@@ -170,47 +165,29 @@ def test_perplexity_is_that_of_the_reference(name):
     words = run(BIN[name], "--ppl", HELD_OUT).stdout.decode().split()
     assert words[0] == "perplexity"
     assert int(words[3]) == golden["tokens"]
-    assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
+    assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], abs=5.1e-5)
 
 
 # ---- the same as over the engine
 
 
+def digest_of(done):
+    """What --digest printed: of all logits that a token was drawn by."""
+    return re.search(r"^digest +([0-9a-f]{16})$", done.stderr.decode(), re.M)[1]
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_drawn_ids_are_those_of_the_engine(tmp_path, name):
-    """Logits differ by 1e-7, as sums have another order, until a value near the edge of two codes gets the other."""
-    n_equal = 0
+def test_drawn_ids_and_digests_are_those_of_the_engine(name):
     for options in (["-k", 0, "-p", 0.9], ["-k", 20, "-p", 1], ["-k", 50, "-p", 0.8]):
-        args = [BIN[name], "-i", "Once upon a time", "-t", 0.8, *options, "-s", 11, "-n", 24]
-        plain, engine = (ids_of(run(*args, "--print-ids", folder=folder)) for folder in ("build/plain", ""))
-        n_equal += plain == engine
-        if plain != engine:
-            assert a_code_went_first(tmp_path, args), options
-    assert n_equal > 0
-
-
-def a_code_went_first(folder, args):
-    """Whether two runs draw other ids only behind a position where a code differs, by 1, and logits with it."""
-    for form, trace in (("build/plain", "plain"), ("", "engine")):
-        assert run(*args, "--trace", folder / trace, folder=form).returncode == 0
-    plain, engine = read_trace(folder / "plain"), read_trace(folder / "engine")
-    n = next(i for i, (x, y) in enumerate(zip(plain["tokens"], engine["tokens"], strict=True)) if x != y)
-    codes = [step for step in engine if step.endswith(".q")]
-    first, steps = n, []
-    for step in codes:
-        rows = (plain[step][:n] != engine[step][:n]).reshape(n, -1).any(axis=1)
-        if rows.any() and (at := int(rows.argmax())) <= first:
-            first, steps = at, [*(steps if at == first else []), step]
-    if first == n:
-        return False
-    apart = np.abs(plain["logits"][:first] - engine["logits"][:first]).max(initial=0) / np.abs(engine["logits"]).max()
-    least = min(np.abs(plain[step][first].astype(int) - engine[step][first]).max() for step in steps)
-    return apart < 1e-5 and least == 1
+        args = [BIN[name], "-i", "Once upon a time", "-t", 0.8, *options, "-s", 11, "-n", 40, "--print-ids", "--digest"]
+        plain, engine = (run(*args, folder=folder) for folder in ("build/plain", ""))
+        assert ids_of(plain) == ids_of(engine)
+        assert digest_of(plain) == digest_of(engine)
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_whole_numbers_of_a_trace_are_those_of_the_engine(tmp_path, name):
-    """Of the golden's ids: there no value lies so near the edge of two codes that the order of a sum decides."""
+def test_a_trace_is_that_of_the_engine(tmp_path, name):
+    """To the bit."""
     ids = joined(read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")["tokens"])
     for options in {(), OWN_OPTIONS.get(program_of(name), ())}:
         for folder, trace in (("build/plain", "plain"), ("", "engine")):
@@ -219,11 +196,11 @@ def test_whole_numbers_of_a_trace_are_those_of_the_engine(tmp_path, name):
             assert done.returncode == 0, done.stderr
         plain, engine = read_trace(tmp_path / "plain"), read_trace(tmp_path / "engine")
         assert plain.keys() == engine.keys()
-        kinds = [{step: (x.dtype, x.shape) for step, x in trace.items()} for trace in (plain, engine)]
-        assert kinds[0] == kinds[1]
-        whole = [step for step, x in engine.items() if x.dtype.kind in "iu"]
-        assert len(whole) > (1 if "mxfp8" in name or "pure" in name else 16)
-        assert [step for step in whole if not np.array_equal(plain[step], engine[step])] == [], options
+        assert [step for step in engine if not equal(plain[step], engine[step])] == [], options
+
+
+def equal(a, b):
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -29,7 +29,6 @@ from formats.checkpoint import Checkpoint
 from tests.helpers import DATA, ROOT, TINY
 from tests.pages import source_files
 from tests.test_docs import Block, blocks, sourced
-from tests.test_runq import determined
 
 PAGE = "docs/contributing.md"
 TITLE = "## Add a scheme\n"
@@ -219,7 +218,7 @@ def test_the_program_generates_what_the_reference_does(made, name):
     for golden in json.loads((made / "golden" / "data" / f"{name}.f32.json").read_text())["generations"]:
         file = f"build/models/{name}.f32.bin"
         printed = run(made, "./runq_f32", file, "-i", golden["prompt"], "-t", 0, "-n", N_NEW, "--print-ids")
-        n = min(N_NEW, determined(golden))
+        n = min(N_NEW, next((i for i, lead in enumerate(golden["leads"]) if lead < 2e-3), N_NEW))  # its order is free
         assert n > 0
         assert [int(i) for i in printed.split(",")][:n] == golden["new_ids"][:n]
 

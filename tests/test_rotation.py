@@ -18,7 +18,7 @@ from formats.model_file import ModelError, read_header
 from formats.moe import MoeLayout
 from formats.schemes import FORMATS, Q8_FILE
 from formats.source import open_model
-from golden import forward, rotation, routing
+from golden import forward, fp32, rotation, routing
 from golden.rotation import Rotated, best_seed, hadamard, random_signs, rotate, rotate_back
 from golden.schemes import read_file
 from golden.trace import Recorder, compare, read_trace
@@ -64,6 +64,7 @@ def test_a_rotated_model_is_the_same(monkeypatch, tmp_path, name, untie):
     for dtype, limit in ((F32, 1e-4), (F64, 1e-9)):
         monkeypatch.setattr(forward, "F32", dtype)
         monkeypatch.setattr(routing, "F32", dtype)
+        monkeypatch.setattr(fp32, "F32", dtype)
         expected, found = logits(source, dtype), logits(Rotated(source, 5, untie, dtype), dtype)
         assert np.abs(found - expected).max() <= limit * np.abs(expected).max()
     assert Rotated(source, 5, untie).config.rotation_block == (0 if untie else 128)

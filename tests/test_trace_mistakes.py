@@ -170,8 +170,8 @@ MISTAKES = {
         [(gptq, "gather", lambda x, order: x[:, np.argsort(order)])],
         {RANDOM_GPTQ: "layers.0.attn.norm.gathered"}, [GPTQ],
     ),
-    "silu is 0 below -8": (
-        silu_from(-8),
+    "silu is 0 below -7": (
+        silu_from(-7),
         dict.fromkeys(["tiny-llama.q8", "tiny-llama.w8a8", "tiny-qwen3.w8a8-block32"], "layers.3.ffn.swiglu"), [GPTQ],
     ),
     "static scale of the place before": (

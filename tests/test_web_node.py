@@ -18,7 +18,7 @@ from golden.forward import forward
 from golden.q8 import Q8
 from golden.trace import Recorder, compare, read_trace
 from tests.helpers import DATA, GOLDEN_FILES, MODELS, ROOT, first_bad, run_here
-from tests.test_runq import clear_generation, determined
+from tests.test_runq import generations
 from tools.web_variant import EditError, write_variant
 
 WEB = ROOT / "build" / "web"
@@ -93,11 +93,9 @@ def ids_of(tokens):
 @built
 @pytest.mark.parametrize("name", FILES)
 def test_ids_of_the_golden(name):
-    golden = clear_generation(name)
+    golden = generations(name)[-1]
     done = program(FILES[name], GOLDEN_FILES / f"{name}.bin", "-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids")
-    ids, n = [int(i) for i in done.stdout.split(",")], determined(golden)
-    assert len(ids) == 64 and n > 16
-    assert ids[:n] == golden["new_ids"][:n]
+    assert [int(i) for i in done.stdout.split(",")] == golden["new_ids"]
     assert "wasm-simd128, 1 thread" in done.stderr
 
 
@@ -107,8 +105,7 @@ def test_trace_against_the_golden_trace(tmp_path, name):
     golden = read_trace(DATA / f"{name}.trace.safetensors")
     found = trace(tmp_path, FILES[name], GOLDEN_FILES / f"{name}.bin", *ids_of(golden["tokens"]))
     reports = compare(golden, found)
-    assert len(reports) > 80 and all(r.ok for r in reports), [r for r in reports if not r.ok]
-    assert not any(r.error for r in reports if r.name.endswith(".q"))
+    assert len(reports) > 80 and [r for r in reports if r.error or not r.ok] == []
 
 
 @built

@@ -222,8 +222,6 @@ def test_places_of_the_book_are_there(opened):  # noqa: F811
             page.wait_for_selector(f"#step-name:text-is('{step}')")
             page.wait_for_selector("#run:enabled", state="attached")
             assert page.locator("#explained .explain").count() == place.count("cell=")
-        elif view == "break":
-            page.wait_for_selector("#break-view .headline")
         else:
             page.wait_for_selector(f"#{view}:visible")
         assert page.locator(".status.failed:visible").count() == 0, place

@@ -134,6 +134,7 @@ void print_statistics(std::FILE* err, const Session& s, const Options& o) {
         if (t.n_passes < t.n_decode) text += format(", %.2f tokens a pass", double(t.n_decode) / t.n_passes);
         text += "\n";
     }
+    if (s.digest) text += format("digest    %016llx\n", static_cast<unsigned long long>(*s.digest));
     note(err, text);
 }
 
@@ -210,6 +211,7 @@ int run(Options o, const Program& program, const Streams& io) {
               .max_new = o.steps > 0 ? o.steps : INT_MAX,
               .lookup = {size_t(o.lookup)},
               .penalty_window = penalty_window};
+    if (o.digest) s.digest = empty_digest;
     if (is_terminal(io.err))
         s.progress = [&](size_t n_done, size_t n_tokens) {  // in one line, which is empty again at the end
             const std::string line = format("reading: %zu of %zu tokens", n_done, n_tokens);
@@ -276,6 +278,7 @@ int run_with_streams(int argc, const char* const* argv, const Program& program, 
 int run_command_line(int argc, const char* const* argv, const Program& program) {
     set_up_streams();
     catch_bus_errors(program.name);
+    if (!rounds_products()) note(stderr, std::string(program.name) + unrounded_products);
     const std::vector<std::string> words = utf8_arguments(argc, argv);
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());

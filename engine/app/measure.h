@@ -69,6 +69,7 @@ Perplexity perplexity(Session& s, std::span<const int> ids, int bos_id, const au
                 }
                 result.nll += nll[k];
             }
+            add_to_digest(s, logits);
             result.n_scored += nll.size();
             progress(begin + i + nll.size() + 1 - bos);
         }

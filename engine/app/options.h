@@ -74,6 +74,7 @@ Instead of generating
 
 Other
       --print-ids       print token ids instead of text
+      --digest          print a hash of the logits, the same on every machine
       --trace PATH      write every intermediate tensor to a safetensors file
       --trace-from POS  of these only those of positions POS and up, but
                         tokens, keys and values of all
@@ -144,7 +145,7 @@ struct Options {
     std::optional<std::string> ppl;  // path
     std::optional<BenchSize> bench;
     int threads = 0;  // 0: default_threads()
-    bool print_ids = false;
+    bool print_ids = false, digest = false;
     std::optional<std::string> trace;  // path
     std::optional<int> trace_from;     // position
     std::optional<float> rope_theta;
@@ -317,6 +318,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         {"", "--bench", [&] { o.bench = bench_size(); }},
         {"-j", "--threads", [&] { o.threads = whole(1, 1024); }},
         {"", "--print-ids", [&] { o.print_ids = true; }},
+        {"", "--digest", [&] { o.digest = true; }},
         {"", "--trace", [&] { o.trace = value(); }},
         {"", "--trace-from", [&] { o.trace_from = whole(0, INT_MAX); }},
         {"", "--rope-theta", [&] { o.rope_theta = real(1, 1e12); }},

@@ -18,6 +18,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/cpu/vector.h"
+
 // The first of the largest logits. NaN is never the largest; if nothing is larger than -inf, it is token 0.
 inline int argmax(std::span<const float> logits) {
     size_t best = 0;
@@ -66,13 +68,14 @@ struct Sampler {
         // +inf wins outright; all NaN or -inf leaves nothing to draw from.
         if (!std::isfinite(max)) return best;
 
-        // softmax without its division: a token's weight is its probability relative to the best token's
+        // softmax without its division: a token's weight is its probability relative to the best token's. Far
+        // below it is 0: it could not win.
         const size_t n = logits.size();
         weights.resize(n);
         double total = 0;
         for (size_t i = 0; i < n; i++) {
-            const float w = std::exp((logits[i] - max) / temperature);
-            weights[i] = w >= 0 ? w : 0;  // NaN gets no weight
+            const float z = (logits[i] - max) / temperature;
+            weights[i] = z >= -87 ? exp_fp32(z) : 0;  // NaN gets no weight
             total += weights[i];
         }
         const bool cut_k = top_k > 0 && size_t(top_k) < n, cut_p = top_p < 1;

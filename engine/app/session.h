@@ -85,7 +85,17 @@ struct Session {
     // Told how many tokens of a long prompt have been run; `n_done` is n_tokens at last. Empty: nobody asks.
     std::function<void(size_t n_done, size_t n_tokens)> progress{};
     Statistics statistics{};
+    std::optional<uint64_t> digest{};  // of --digest; see add_to_digest()
 };
+
+// FNV-1a of 64 bits (Fowler, Noll and Vo, draft-eastlake-fnv) over the bytes of all logits that something was
+// drawn or scored by, in order: the same number wherever a model runs.
+constexpr uint64_t empty_digest = 0xcbf29ce484222325;
+inline void add_to_digest(Session& s, std::span<const float> logits) {
+    if (!s.digest) return;
+    for (const std::byte byte : std::as_bytes(logits))
+        *s.digest = (*s.digest ^ uint64_t(byte)) * 0x100000001b3;
+}
 
 // Thrown where the logits of a position are not finite.
 struct NotFinite : std::runtime_error {
@@ -127,7 +137,7 @@ struct Next {
 inline Next run_chunk(Session& s, std::span<const int> tokens, int n_logits, double& seconds) {
     const Stopwatch time(seconds);
     const int pos = int(s.held.size());
-    if (n_logits == 1 && s.model.finds_best && s.sampler.greedy())
+    if (n_logits == 1 && s.model.finds_best && s.sampler.greedy() && !s.digest)
         return {{}, s.model.forward_greedy(tokens, pos)};
     return {s.model.forward(tokens, pos, n_logits)};
 }
@@ -218,6 +228,7 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         int id = next.most_probable;
         if (!next.logits.empty()) {
             const auto logits = next.logits.subspan(n_right * vocab_size, vocab_size);
+            add_to_digest(s, logits);
             if (all_finite(logits.data(), logits.size()))
                 id = s.sampler.sample(logits, penalized(), repeated());
         }

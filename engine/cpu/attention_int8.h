@@ -268,17 +268,16 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             if (scores.wanted) std::copy_n(row, seen, scores.row(head_of(r)));
             softmax(row, seen);
             if (probs.wanted) std::copy_n(row, seen, probs.row(head_of(r)));
-            float total = 0;  // not finite if a weight is not, which its code cannot say
             for (int p = 0; p < seen; p += Cache::page) {
                 const float* value_scales = cache.value_scales(layer, kv, p);
                 const int n = std::min(Cache::page, seen - p);
-#pragma omp simd reduction(+ : total)
-                for (int t = 0; t < n; t++) total += row[p + t] *= value_scales[t];
+                for (int t = 0; t < n; t++) row[p + t] *= value_scales[t];
             }
             std::fill(row + seen, row + end, 0.0f);
             int8_t* row_codes = codes + r * width;
             quantize_groups(row_codes, &weighing.scale[r], &weighing.sum[r], row, end, end);
-            if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
+            // A code cannot say that a weight is not finite.
+            if (!all_finite(row, size_t(seen))) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
             if (weights.wanted) std::copy_n(row, seen, weights.row(head_of(r)));
         }
 

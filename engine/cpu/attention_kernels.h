@@ -33,15 +33,22 @@ inline void softmax(float* x, int n) {
         maxima = load(x + i) > maxima ? load(x + i) : maxima;
     float max = maxima[0];
     for (int i = 1; i < vector_lanes; i++) max = std::max(max, maxima[i]);
-    Floats sums{};
-    for (int i = 0; i < end; i += vector_lanes) {
-        const Floats e = exp(load(x + i) - max);  // beyond n: e^-87, nothing beside a sum of at least 1
-        store(x + i, e);
-        sums += e;
+    Floats sums[16 / vector_lanes] = {};  // of the numbers i, i + 16, i + 32, ...
+    for (int i = 0; i < n; i += 16) {
+        for (int j = 0; j < 16; j += vector_lanes) {
+            const Floats e = exp(load(x + i + j) - max);
+            store(x + i + j, e);
+            if (i + 16 <= n) sums[j / vector_lanes] += e;
+        }
     }
-    const float inv = 1.0f / add_lanes(sums);
-    for (int i = 0; i < end; i += vector_lanes) store(x + i, load(x + i) * inv);
     std::fill(x + n, x + end, 0.0f);
+    for (int j = 0; j < 16 && n % 16 > 0; j += vector_lanes)
+        sums[j / vector_lanes] += load(x + n / 16 * 16 + j);
+    float sum = 0;
+    for (const Floats& v : sums)
+        for (int i = 0; i < vector_lanes; i++) sum += v[i];
+    const float inv = 1.0f / sum;
+    for (int i = 0; i < end; i += vector_lanes) store(x + i, load(x + i) * inv);
 }
 
 // Prefetches n numbers from p on, a cache line (64 bytes) at a time. For one token, as in decode, keys and
@@ -84,7 +91,7 @@ __attribute__((noinline)) void score_keys(float* scores, size_t stride, const fl
         if (next != nullptr) prefetch<key_block>(next + d * key_block);
         for (int r = 0; r < n_rows; r++) {
             const Floats query = splat(q[r][d]);
-            for (int i = 0; i < key_vectors; i++) sums[r][i] += keys[i] * query;
+            for (int i = 0; i < key_vectors; i++) sums[r][i] = fused_multiply_add(keys[i], query, sums[r][i]);
         }
     }
     for (int i = 0; i < key_vectors; i++) {
@@ -112,7 +119,7 @@ __attribute__((noinline)) void weigh_vectors(float* const* out, const float* pro
         if (next != nullptr) prefetch<n_vectors * vector_lanes>(next + at);
         for (int r = 0; r < n_rows; r++) {
             const Floats prob = splat(probs[r * stride + t]);
-            for (int i = 0; i < n_vectors; i++) sums[r][i] += values[i] * prob;
+            for (int i = 0; i < n_vectors; i++) sums[r][i] = fused_multiply_add(values[i], prob, sums[r][i]);
         }
     }
     for (int r = 0; r < n_rows; r++)
@@ -129,8 +136,10 @@ inline void weigh_values(float* const* out, const float* probs, size_t stride, c
         weigh_vectors<n_rows, 1>(out, probs, stride, v, next, n, head_dim, d);
     for (; d < head_dim; d++) {
         for (int r = 0; r < n_rows; r++) {
-            for (int t = 0; t < n; t++)
-                out[r][d] += probs[r * stride + t] * to_float(v[size_t(t) * head_dim + d]);
+            for (int t = 0; t < n; t++) {
+                const float value = to_float(v[size_t(t) * head_dim + d]);
+                out[r][d] = fused_multiply_add(probs[r * stride + t], value, out[r][d]);
+            }
         }
     }
 }

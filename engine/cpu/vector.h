@@ -13,6 +13,16 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__FAST_MATH__) || __FLT_EVAL_METHOD__ == 2
+#error "runq needs fp32 as IEEE 754 has it: compile without -Ofast, -ffast-math and -mfpmath=387"
+#endif
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int vector_lanes = 16;
 #elif defined(__AVX__)
@@ -40,10 +50,67 @@ inline bool all_finite(const float* x, size_t n) {
     return largest < 0x7f800000;
 }
 
-inline float add_lanes(const Floats& v) {
-    float sum = 0;
-    for (int i = 0; i < vector_lanes; i++) sum += v[i];
-    return sum;
+// a * b + c, rounded once (IEEE 754-2019, fusedMultiplyAdd), by doubles: the product is exact, and rounding
+// its sum with c, then that to a float, is rounding once, but where the first result lies halfway between two
+// floats. There, what the first rounding has lost (Knuth's TwoSum) decides.
+inline float fused_by_doubles(float a, float b, float c) {
+    const double product = double(a) * b;
+    double sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double mirrored = sum + (sum - float(sum));  // if halfway, the fp32 number on the other side
+    if (lost != 0 && mirrored == float(mirrored)) sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
+    return float(sum);
+}
+
+// The same by the processor's instruction, where every processor of the build has it. WebAssembly has none;
+// musl's std::fma is wrong there, as rounding modes cannot be set.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    return fused_by_doubles(a, b, c);
+#endif
+}
+
+// Whether a product is rounded before something is added to it, as the text says: -ffp-contract=off.
+inline bool rounds_products() {
+    volatile float a = 1 + 0x1p-12f, c = 1 + 0x1p-11f;
+    const float product = a * a;
+    return product - c == 0;
+}
+constexpr const char* unrounded_products =
+    ": products are fused with sums, so results are others; compile with -ffp-contract=off\n";
+
+// Of every lane. g++ 12 has no such function for vectors, and may fuse none by itself (-ffp-contract=off).
+inline Floats fused_multiply_add(const Floats& a, const Floats& b, const Floats& c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    // By doubles, without the last bit: that decides only where a sum lies halfway between two floats, or is
+    // no normal number. A product alone is exact.
+    static_assert(vector_lanes == 4 || vector_lanes == 8);
+    Floats out;
+    Int32s doubtful{};
+    for (int i = 0; i < vector_lanes; i += 2) {
+        typedef double Doubles __attribute__((vector_size(16)));
+        typedef int32_t Words __attribute__((vector_size(16)));
+        const auto pair = [i](const Floats& v) { return Doubles{double(v[i]), double(v[i + 1])}; };
+        const Doubles sum = pair(a) * pair(b) + pair(c);
+        out[i] = float(sum[0]), out[i + 1] = float(sum[1]);
+        doubtful[i] = Words(sum)[0], doubtful[i + 1] = Words(sum)[2];  // the low halves of their bits
+    }
+    const Floats magnitude = Floats(Int32s(out) & 0x7fffffff);
+    doubtful = ((doubtful & 0x1fffffff) == 0x10000000) | ((magnitude <= 0x1p-126f) & (c != 0.0f));
+    uint64_t any[vector_lanes / 2];
+    std::memcpy(any, &doubtful, sizeof any);
+    if ((any[0] | any[1] | any[vector_lanes / 2 - 2] | any[vector_lanes / 2 - 1]) == 0) return out;
+    for (int i = 0; i < vector_lanes; i++) out[i] = fused_by_doubles(a[i], b[i], c[i]);
+    return out;
+#endif
 }
 
 // e^x of every lane, within 1 unit in the last place; below -87 it is e^-87, above 88 it is e^88, NaN stays
@@ -56,17 +123,13 @@ inline Floats exp(Floats x) {
     x = x < -87.0f ? splat(-87.0f) : x;
     x = x > 88.0f ? splat(88.0f) : x;
     const Floats round = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
-    const Floats shifted = x * 1.44269504f + round;
+    const Floats shifted = fused_multiply_add(x, splat(1.44269504f), round);
     const Floats n = shifted - round;
-    const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    const Floats high = fused_multiply_add(-n, splat(0.693359375f), x);
+    const Floats r = fused_multiply_add(n, splat(2.12194440e-4f), high);
     Floats p = splat(1.0f / 5040);
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    for (const float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        p = fused_multiply_add(p, r, splat(term));
     // The low bits of `shifted` are n. Unsigned: a NaN's may leave int32.
     p = Floats(Uint32s(p) + (Uint32s(shifted) << 23));
     // Of a NaN, those bits may be any number. NOLINTNEXTLINE(misc-redundant-expression)
@@ -105,32 +168,8 @@ inline void pin_register([[maybe_unused]] Vector& v) {
 #endif
 }
 
-// The lowest 29 of a double's 52 bits of fraction are those that a float has not. Half of its last place is
-// this.
-constexpr uint64_t below_float = (uint64_t{1} << 29) - 1, half_of_float = uint64_t{1} << 28;
-
-// By doubles, for processors that have no such instruction: the product is exact, and so is rounding the sum
-// to a double and then to a float, but where the double lies halfway between two floats. There, what the
-// first rounding has lost (Knuth's TwoSum) decides. For results that are normal numbers, or that are a
-// multiple of 2^-149 to begin with, as sums of whole numbers times fp32 scales are.
-inline float fused_by_doubles(float a, float b, float c) {
-    const double product = double(a) * b, sum = product + c;
-    auto bits = std::bit_cast<uint64_t>(sum);
-    if ((bits & below_float) == half_of_float) {
-        const double added = sum - product, lost = (product - (sum - added)) + (c - added);
-        if (lost != 0) bits += (lost > 0) == (sum > 0) ? 1 : uint64_t(-1);
-    }
-    return float(std::bit_cast<double>(bits));
-}
-
-// a * b + c, rounded once, as the kernels' sums of groups are.
-inline float fused_multiply_add(float a, float b, float c) {
-#ifdef __wasm__  // std::fma is a function there, which musl gets wrong where rounding modes cannot be set
-    return fused_by_doubles(a, b, c);
-#else
-    return std::fma(a, b, c);
-#endif
-}
+// e^x of a number, the same.
+inline float exp_fp32(float x) { return exp(splat(x))[0]; }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202)
 inline void swiglu(float* out, const float* gate, const float* up, int n) {
@@ -139,5 +178,5 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
         const Floats z = load(gate + i);
         store(out + i, z / (1.0f + exp(-z)) * load(up + i));
     }
-    for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    for (; i < n; i++) out[i] = gate[i] / (1.0f + exp_fp32(-gate[i])) * up[i];
 }

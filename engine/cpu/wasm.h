@@ -33,24 +33,8 @@ struct WasmSimd : FlippedOps<VectorOps<FourLanes>> {
         const Ints ac = low(a, c) + high(a, c), bd = low(b, d) + high(b, d);
         return low(ac, bd) + high(ac, bd);
     }
-    // As fused_by_doubles, two lanes at a time.
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
-        typedef double Doubles __attribute__((vector_size(16)));
-        typedef int64_t Bits __attribute__((vector_size(16)));
-        const auto low = [](v128_t v) { return Doubles(wasm_f64x2_promote_low_f32x4(v)); };
-        const auto high = [&](v128_t v) { return low(wasm_i32x4_shuffle(v, v, 2, 3, 2, 3)); };
-        const auto is_half = [](Doubles v) {
-            return (Bits(v) & int64_t(below_float)) == int64_t(half_of_float);
-        };
-        const v128_t totals = wasm_f32x4_convert_i32x4(v128_t(acc)), factors = v128_t(scales);
-        const Doubles first = low(totals) * low(factors) + low(v128_t(sums));
-        const Doubles last = high(totals) * high(factors) + high(v128_t(sums));
-        if (wasm_v128_any_true(v128_t(is_half(first) | is_half(last)))) {
-            for (int i = 0; i < lanes; i++) sums[i] = fused_by_doubles(float(acc[i]), scales[i], sums[i]);
-            return sums;
-        }
-        return Floats(wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(v128_t(first)),
-                                         wasm_f32x4_demote_f64x2_zero(v128_t(last)), 0, 1, 4, 5));
+        return fused_multiply_add(Floats(wasm_f32x4_convert_i32x4(v128_t(acc))), scales, sums);
     }
     // f32x4.nearest rounds half to even. pmax(a, b) is a < b ? b : a, whatever is NaN.
     static void store_codes(int8_t* codes, Floats a, Floats b, Floats c, Floats d) {

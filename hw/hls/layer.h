@@ -2,9 +2,10 @@
 // macros, arrays are fixed, and nothing takes memory from the heap. C++17.
 //
 // The loops marked `lift` are those of runq.cpp, word for word (tests/test_hls.py compares them). RMSNorm is
-// that of runq.cpp with NORM_T in the place of double, as fp64 takes many DSPs: with -DNORM_T=double codes
-// are runq's to the bit, with float a value that lies halfway between two codes may become the other one.
-// Angles of RoPE are tables, which the host fills.
+// that of runq.cpp with NORM_T in the place of double, as fp64 takes many DSPs: with -DNORM_T=double all
+// is runq's to the bit, with float nearly.
+// Angles of RoPE are tables, which the host fills. A fused multiply-add is a core that such tools have:
+// std::fma in the place of the doubles, which are for processors without one.
 //
 // Pragmas of a tool go where loops are: dot's inner loop is the product, 7 matrices of a layer go through it.
 #pragma once
@@ -57,10 +58,43 @@ struct LayerCache {
     float keys[CONTEXT * kv_dim], values[CONTEXT * kv_dim];
 };
 
+// lift fused_multiply_add
+// a * b + c, rounded once. Where the processor has no instruction: in fp64 the product is exact, and rounding
+// its sum with c, then that to fp32, is rounding once, but where the first result lies halfway between two
+// fp32 numbers. There, what the first rounding has lost (Knuth's TwoSum) decides.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    const double product = double(a) * b;
+    double sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double mirrored = sum + (sum - float(sum));  // if halfway, the fp32 number on the other side
+    if (lost != 0 && mirrored == float(mirrored)) sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
+    return float(sum);
+#endif
+}
+
+// lift exp_fp32
+// e^x, within 1 unit in the last place; below -87 it is e^-87, above 88 it is e^88, NaN stays NaN. With
+// x = n ln 2 + r, n whole and |r| <= ln 2 / 2, it is 2^n e^r, and e^r the first terms of its Taylor series.
+// ln 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite 1980).
+inline float exp_fp32(float x) {
+    if (std::isnan(x)) return x;
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = fused_multiply_add(x, 1.44269504f, 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds
+    const float r = fused_multiply_add(n, 2.12194440e-4f, fused_multiply_add(-n, 0.693359375f, x));
+    const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    float sum = 1.0f / 5040;
+    for (const float term : terms) sum = fused_multiply_add(sum, r, term);
+    return std::ldexp(sum, int(n));
+}
+
 // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values, in NORM_T.
 inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    NORM_T sum = 0;
-    for (int i = 0; i < n; i++) sum += NORM_T(x[i]) * x[i];
+    NORM_T sums[8] = {}, sum = 0;
+    for (int i = 0; i < n; i++) sums[i % 8] += NORM_T(x[i]) * x[i];
+    for (const NORM_T part : sums) sum += part;
     const NORM_T inv = NORM_T(1) / std::sqrt(sum / n + eps);
     for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
 }
@@ -72,27 +106,29 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
 inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
     for (int i = 0; i < head_dim / 2; i++) {
         const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
+        head[2 * i] = fused_multiply_add(a, cos[i], -(b * sin[i]));
+        head[2 * i + 1] = fused_multiply_add(a, sin[i], b * cos[i]);
     }
 }
 
 // lift softmax
-// x[i] = exp(x[i] - max) / sum over n values.
+// x[i] = exp(x[i] - max) / sum over n values. Every 16th goes into the same of 16 sums.
 inline void softmax(float* x, int n) {
     const float max = *std::max_element(x, x + n);
-    float sum = 0;
+    float sums[16] = {}, sum = 0;
     for (int i = 0; i < n; i++) {
-        x[i] = std::exp(x[i] - max);
-        sum += x[i];
+        x[i] = exp_fp32(x[i] - max);
+        sums[i % 16] += x[i];
     }
-    for (int i = 0; i < n; i++) x[i] /= sum;
+    for (const float part : sums) sum += part;
+    const float inv = 1.0f / sum;
+    for (int i = 0; i < n; i++) x[i] *= inv;
 }
 
 // lift swiglu
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
 inline void swiglu(float* out, const float* gate, const float* up, int n) {
-    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + exp_fp32(-gate[i])) * up[i];
 }
 
 // lift attend
@@ -100,19 +136,19 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 // scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
                    const float* values, int n_positions, int head_dim, int stride) {
+    const float scale = 1.0f / std::sqrt(float(head_dim));
     for (int p = 0; p < n_positions; p++) {
         const float* key = keys + int64_t(p) * stride;
         float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
-        scores[p] = sum / std::sqrt(float(head_dim));
+        for (int i = 0; i < head_dim; i++) sum = fused_multiply_add(q[i], key[i], sum);
+        scores[p] = sum * scale;
         probs[p] = scores[p];
     }
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
         const float* value = values + int64_t(p) * stride;
-        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+        for (int i = 0; i < head_dim; i++) out[i] = fused_multiply_add(probs[p], value[i], out[i]);
     }
 }
 
@@ -148,7 +184,7 @@ void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, c
         for (int k = g * group_size; k < (g + 1) * group_size; k++)
             for (int t = 0; t < n_tokens; t++) sums[t] += int32_t(x[t * n + k]) * int32_t(w[k]);
         for (int t = 0; t < n_tokens; t++)
-            total[t] += float(sums[t]) * (w_scales[g] * x_scales[t * n_groups + g]);
+            total[t] = fused_multiply_add(float(sums[t]), w_scales[g] * x_scales[t * n_groups + g], total[t]);
     }
     for (int t = 0; t < n_tokens; t++) out[t] = total[t];
 }

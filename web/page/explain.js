@@ -3,7 +3,7 @@
 
 import { guided, h, svg } from "./dom.js";
 import { inputsOf, isProduct } from "./inputs.js";
-import { fround, full, nine, roundHalfEven, short, whole } from "./numbers.js";
+import { exp, fma, fround, full, nine, roundHalfEven, short, sumInLanes, whole } from "./numbers.js";
 import { norm as length } from "./map.js";
 import { agreement, figure, formula, listed, panel, sign, sourceOf } from "./parts.js";
 import { product } from "./products.js";
@@ -105,8 +105,10 @@ function norm(name, t, i, context) {
     const n = weight.length;
     const begin = isHead ? Math.floor(i / n) * n : 0;
     const x = context.trace[from].row(t).subarray(begin, begin + n);
-    let squares = 0;
-    for (const v of x) squares += v * v;
+    const squares = sumInLanes(
+        Float64Array.from(x, (v) => v * v),
+        8,
+    );
     const size = Math.sqrt(squares / n + context.model.eps);
     const found = fround(weight[i - begin] * (x[i - begin] * (1 / size)));
     return panel(
@@ -277,8 +279,8 @@ function score(name, t, i, context) {
     const g = keyHead(head, model);
     const q = trace[queries].row(t).subarray(head * d, (head + 1) * d);
     const k = trace[keys].row(u).subarray(g * d, (g + 1) * d);
-    const dot = q.reduce((total, v, j) => total + v * k[j], 0);
-    const found = fround(dot / Math.sqrt(d));
+    const dot = q.reduce((total, v, j) => fma(v, k[j], total), 0);
+    const found = fround(dot * fround(1 / fround(Math.sqrt(d))));
     return h(
         "section",
         { class: "explain" },
@@ -293,7 +295,7 @@ function score(name, t, i, context) {
             {},
             `Query head ${head} of the one, times key head ${g} of the other, ${d} numbers each; the sum is divided by √${d}.`,
         ),
-        formula(figure(nine(dot), `sum of ${d} products`), sign(`/ √${d} =`), figure(full(found), "score")),
+        formula(figure(full(dot), `sum of ${d} products`), sign(`/ √${d} =`), figure(full(found), "score")),
         h("p", { class: "check" }, agreement(found, trace[name].row(t)[i])),
         h(
             "details",
@@ -313,9 +315,9 @@ function share(name, t, i, context) {
     const [head, u] = [Math.floor(i / n), i % n];
     const scores = trace[inputsOf(name, context)[0]].row(t).subarray(head * n, head * n + t + 1);
     const largest = Math.max(...scores);
-    const powers = Array.from(scores, (s) => Math.exp(s - largest));
-    const total = powers.reduce((a, b) => a + b, 0);
-    const found = fround(powers[u] / total);
+    const powers = Array.from(scores, (s) => exp(fround(s - largest)));
+    const total = sumInLanes(powers, 16, fround);
+    const found = fround(powers[u] * fround(1 / total));
     return h(
         "section",
         { class: "explain" },
@@ -356,7 +358,7 @@ function mix(name, t, i, context) {
         shares.row(t)[head * n + u],
         values.row(u)[keyHead(head, model) * d + j],
     ]);
-    const found = fround(rows.reduce((sum, [p, v]) => sum + p * v, 0));
+    const found = rows.reduce((sum, [p, v]) => fma(p, v, sum), 0);
     return panel(
         name,
         t,
@@ -404,7 +406,7 @@ function swiglu(name, t, i, context) {
         const begin = Math.floor(i / n) * 2 * n + (i % n);
         [gate, up] = [inputs[0][begin], inputs[0][begin + n]];
     }
-    const open = gate / (1 + Math.exp(-gate));
+    const open = fround(gate / fround(1 + exp(-gate)));
     const found = fround(open * up);
     return panel(
         name,
@@ -431,7 +433,12 @@ function router(name, t, i, context) {
     const { trace, weights } = context;
     const x = trace[inputsOf(name, context)[0]].row(t);
     const w = weights.part(name, i * x.length, x.length);
-    const found = fround(x.reduce((total, v, k) => total + v * w[k], 0));
+    const found = fround(
+        sumInLanes(
+            Float64Array.from(x, (v, k) => v * w[k]),
+            8,
+        ),
+    );
     return panel(
         name,
         t,
@@ -460,9 +467,7 @@ function mixExperts(name, t, i, context) {
     const rows = Array.from(experts, (e, k) => [e, weights.row(t)[k], down.row(t)[k * n + i]]).sort(
         (a, b) => a[0] - b[0],
     );
-    const found = rows.reduce((total, [, w, v]) => fround(total + fround(w * v)), 0);
-    const once = fround(rows.reduce((total, [, w, v]) => total + w * v, 0));
-    const value = trace[name].row(t)[i];
+    const found = rows.reduce((total, [, w, v]) => fma(w, v, total), 0);
     return panel(
         name,
         t,
@@ -472,7 +477,7 @@ function mixExperts(name, t, i, context) {
             rows.map(([e, w, v]) => [`expert ${e}`, full(w), full(v), short(w * v)]),
             ["", "weight", "says", "product"],
         ),
-        formula(figure(full(once === value ? once : found), "sum")),
-        h("p", { class: "check" }, agreement(once === value ? once : found, value)),
+        formula(figure(full(found), "sum")),
+        h("p", { class: "check" }, agreement(found, trace[name].row(t)[i])),
     );
 }

@@ -18,6 +18,24 @@ export function fma(a, b, c) {
     return fround(wide[0]);
 }
 
+const [LOG2_E, LN2_HIGH, LN2_LOW, ROUNDER] = [Math.LOG2E, 0.693359375, -2.1219444e-4, 1.5 * 2 ** 23].map(fround);
+const TERMS = [5040, 720, 120, 24, 6, 2, 1, 1].map((n) => fround(1 / n));
+
+// e^x of an fp32 number as the programs have it (exp_fp32 in runq.cpp).
+export function exp(x) {
+    const bounded = Math.min(Math.max(x, -87), 88);
+    const n = fma(bounded, LOG2_E, ROUNDER) - ROUNDER;
+    const r = fma(n, -LN2_LOW, fma(-n, LN2_HIGH, bounded));
+    return TERMS.reduce((sum, term) => fma(sum, r, term)) * 2 ** n;
+}
+
+// Every n-th number goes into the same of n sums, and these are added up. round: what is done after each addition.
+export function sumInLanes(values, n, round = (x) => x) {
+    const lanes = new Float64Array(n);
+    values.forEach((x, i) => (lanes[i % n] = round(lanes[i % n] + x)));
+    return lanes.reduce((sum, x) => round(sum + x), 0);
+}
+
 // Halves to the even neighbour, as nearbyintf does.
 export function roundHalfEven(x) {
     const floor = Math.floor(x);

@@ -42,7 +42,7 @@ export function startPort() {
         h(
             "p",
             { class: "intro" },
-            "You are writing a program that runs such a model? Write your steps into a safetensors file under the names of the first view. The page runs the right program on the same tokens and says where yours parts from it: the verdict of “golden diff”, by the same tolerances. Your file is not sent anywhere.",
+            "You are writing a program that runs such a model? Write your steps into a safetensors file under the names of the first view. The page runs the right program on the same tokens and says where yours parts from it: the verdict of “golden diff”, for which every number has to be equal, to the bit. Your file is not sent anywhere.",
         ),
         modelChoice("Your trace is of", "port-model", Object.keys(data.models), "q8", (name) => {
             model = name;

@@ -94,8 +94,8 @@ export const STOPS = [
         text: "Somebody has written such a program anew, with a scale for 128 numbers where the right one has a scale for 64. The text that it writes may look right. So its numbers are laid beside the right ones, step by step, and the first step that differs names the mistake.",
         click: "Try a finer one: halves are rounded up, not to even",
         next: "break?mistake=round-half-up",
-        question: "Why do small differences of fp32 numbers not count as mistakes, and a wrong code does?",
-        answer: "Two right programs may add fp32 numbers in different orders, and so differ in the last digits. Whole numbers are exact in any order.",
+        question: "Two right programs find the same numbers, to the last bit. Why is this not a matter of course?",
+        answer: "Sums of whole numbers are exact in any order, but each addition in fp32 rounds. So the order of every such sum is laid down.",
     },
 ];
 

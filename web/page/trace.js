@@ -3,28 +3,29 @@
 
 import { halfToNumber } from "./numbers.js";
 
-// numpy's names, as `golden diff` prints them, and how values are read.
+// numpy's names, as `golden diff` prints them, how values are read, and how they become numbers of JavaScript.
 const TYPES = {
     F64: ["float64", 8, (b) => new Float64Array(b)],
     F32: ["float32", 4, (b) => new Float32Array(b)],
-    F16: ["float16", 2, (b) => Float32Array.from(new Uint16Array(b), halfToNumber)],
+    F16: ["float16", 2, (b) => new Int16Array(b), (bits) => Float32Array.from(bits, halfToNumber)],
     BF16: [
         "bfloat16",
         2,
-        (b) => Float32Array.from(new Uint16Array(b), (v) => new Float32Array(new Uint32Array([v << 16]).buffer)[0]),
+        (b) => new Int16Array(b),
+        (bits) => new Float32Array(Int32Array.from(bits, (v) => v << 16).buffer),
     ],
-    I64: ["int64", 8, (b) => new BigInt64Array(b)],
+    I64: ["int64", 8, (b) => new BigInt64Array(b), (big) => Float64Array.from(big, Number)],
     I32: ["int32", 4, (b) => new Int32Array(b)],
     I16: ["int16", 2, (b) => new Int16Array(b)],
     I8: ["int8", 1, (b) => new Int8Array(b)],
-    U64: ["uint64", 8, (b) => new BigUint64Array(b)],
+    U64: ["uint64", 8, (b) => new BigUint64Array(b), (big) => Float64Array.from(big, Number)],
     U32: ["uint32", 4, (b) => new Uint32Array(b)],
     U16: ["uint16", 2, (b) => new Uint16Array(b)],
     U8: ["uint8", 1, (b) => new Uint8Array(b)],
 };
 
 export class Tensor {
-    // exact: the values where a number of JavaScript may have rounded them, of 64-bit integers, as BigInt.
+    // exact: the values where numbers of JavaScript are not the same: 64-bit integers as BigInt, fp16 as its bits.
     constructor(type, shape, values, exact = values) {
         this.type = type;
         this.shape = shape;
@@ -43,9 +44,16 @@ export class Tensor {
     }
     rows(chosen) {
         const n = this.perToken;
-        const values = new this.values.constructor(chosen.length * n);
-        chosen.forEach((t, i) => values.set(this.row(t), i * n));
-        return new Tensor(this.type, [chosen.length, ...this.shape.slice(1)], values);
+        const pick = (all) => {
+            const found = new all.constructor(chosen.length * n);
+            chosen.forEach((t, i) => found.set(all.subarray(t * n, (t + 1) * n), i * n));
+            return found;
+        };
+        return new Tensor(this.type, [chosen.length, ...this.shape.slice(1)], pick(this.values), pick(this.exact));
+    }
+    // Whole numbers that differ where values do, be it in their last bit or in the sign of a zero.
+    get bits() {
+        return this.type === "float32" ? new Int32Array(this.exact.buffer) : this.exact;
     }
     get isWhole() {
         return /int/.test(this.type);
@@ -76,14 +84,13 @@ export function readTrace(buffer) {
         const { dtype, shape, data_offsets: range } = entry;
         if (!(dtype in TYPES))
             throw new Error(`tensor ${name} has type ${dtype}, expected one of ${Object.keys(TYPES).join(", ")}`);
-        const [type, size, read] = TYPES[dtype];
+        const [type, size, read, widen = (values) => values] = TYPES[dtype];
         const n = Array.isArray(shape) ? shape.reduce((a, b) => a * b, 1) : NaN;
         const [begin, end] = Array.isArray(range) ? range.map((at) => Number(at) + 8 + length) : [];
         if (!(end - begin === n * size) || begin < 8 + length || end > buffer.byteLength)
             throw new Error(`tensor ${name} does not fit: shape [${shape}], bytes [${range}]`);
         const exact = read(buffer.slice(begin, end));
-        const values = type.endsWith("int64") ? Float64Array.from(exact, Number) : exact;
-        tensors[name] = new Tensor(type, shape, values, exact);
+        tensors[name] = new Tensor(type, shape, widen(exact), exact);
     }
     return tensors;
 }

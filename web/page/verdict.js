@@ -16,7 +16,7 @@ export function verdictView(reports, { onStep } = {}) {
                 onStep ? h("button", { type: "button", class: "link", onclick: () => onStep(r.name) }, r.name) : r.name,
             ),
             h("td", { class: "number" }, scientific(r.error)),
-            h("td", {}, r.ok ? r.note || "within" : `${r.note}${r === bad ? " ← the first" : ""}`),
+            h("td", {}, `${r.note || "equal"}${r === bad ? " ← the first" : ""}`),
         );
     const table = (list) =>
         h(
@@ -35,34 +35,24 @@ export function verdictView(reports, { onStep } = {}) {
             ),
             h("tbody", {}, list.map(shown)),
         );
-    const outside = rows.filter((r) => !r.ok);
-    const closest = rows.filter((r) => r.ok);
+    const [differ, agree] = [rows.filter((r) => !r.ok), rows.filter((r) => r.ok)];
     return h(
         "div",
         { class: "verdict-box" },
         h(
             "p",
             { class: bad ? "headline apart" : "headline same", "data-first": bad?.name ?? "" },
-            bad
-                ? ["The first step that comes out wrong: ", h("b", {}, bad.name)]
-                : "Every step agrees, as closely as two right programs do.",
+            bad ? ["The first step that comes out wrong: ", h("b", {}, bad.name)] : "Every step agrees.",
         ),
-        bad && /not (its|their) own rounding/.test(bad.note)
-            ? h(
-                  "p",
-                  {},
-                  "Its codes, the whole numbers, are not what comes of rounding the numbers that this very program had before that step.",
-              )
-            : null,
         h("p", { class: "source-name" }, "In the words of golden diff:"),
         h("p", { class: "diff-line" }, h("code", {}, verdict(reports))),
         strip(reports, bad),
-        outside.length ? h("div", { class: "table-box", tabindex: "0" }, table(outside)) : null,
+        differ.length ? h("div", { class: "table-box", tabindex: "0" }, table(differ)) : null,
         h(
             "details",
             {},
-            h("summary", {}, `The ${closest.length} steps that agree`),
-            h("div", { class: "table-box", tabindex: "0" }, table(closest)),
+            h("summary", {}, `The ${agree.length} steps that agree`),
+            h("div", { class: "table-box", tabindex: "0" }, table(agree)),
         ),
     );
 }
@@ -71,19 +61,11 @@ export function verdictView(reports, { onStep } = {}) {
 function strip(reports, bad) {
     return h(
         "ol",
-        { class: "strip", "aria-label": "all steps in order; marked ones are outside" },
+        { class: "strip", "aria-label": "all steps in order; marked ones differ" },
         reports.map((r) =>
             h("li", {
-                class: r.missing
-                    ? "missing"
-                    : r.ok
-                      ? r.error > 0
-                          ? "close"
-                          : "equal"
-                      : r === bad
-                        ? "bad first"
-                        : "bad",
-                title: `${r.name}: ${r.missing ? "not there" : r.ok ? scientific(r.error) : r.note}`,
+                class: r.missing ? "missing" : r.ok ? "equal" : r === bad ? "bad first" : "bad",
+                title: `${r.name}: ${r.missing ? "not there" : r.note || "equal"}`,
             }),
         ),
     );
