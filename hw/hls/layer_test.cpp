@@ -1,7 +1,7 @@
 // layer.h beside the golden trace: layer 1 of tiny-llama for the token at position 300, behind the keys and
 // values of the tokens before it. weights.h and steps.h are what `golden hex` makes of the model file and of
-// the trace (make hw-hls). Exit code 0: key, value and output are the golden's to the bit with -DNORM_T=double,
-// otherwise within 1e-5, relative by norm; TOLERANCE is another number.
+// the trace (make hw-hls). Exit code 0: key, value and output are the golden's, to the bit with
+// -DNORM_T=double, otherwise within 1e-5, relative by norm; TOLERANCE is another number.
 #include "hw/hls/layer.h"
 
 #include <cstdio>
