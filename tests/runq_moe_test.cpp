@@ -271,6 +271,35 @@ TEST_CASE(
     CHECK(std::all_of(rows.scales.begin(), rows.scales.end(), [](float s) { return std::isnan(s); }));
 }
 
+TEST_CASE("fp64_matmul: every eighth product goes into the same sum, where another order shows") {
+    constexpr int n = 29;
+    std::mt19937 rng(9);
+    int n_others = 0;
+    for (int trial = 0; trial < 500; trial++) {
+        Rows x(1, n), found(1, 1);
+        x.n_rows = 1;
+        x.values = random_values(rng, n);
+        std::vector<float> w = random_values(rng, n);
+        const auto sum_of = [&](int n_sums) {
+            std::vector<double> sums(size_t(n_sums), 0);
+            double sum = 0;
+            for (int k = 0; k < n; k++)
+                sums[size_t(k % n_sums)] += double(x.values[size_t(k)]) * w[size_t(k)];
+            for (const double part : sums) sum += part;
+            return sum;
+        };
+        // The last two products bring the sum to the middle between two floats.
+        x.values[n - 2] = x.values[n - 1] = 1, w[n - 2] = w[n - 1] = 0;
+        const auto near = float(sum_of(8));
+        const double middle = (double(near) + std::nextafter(near, 99.0f)) / 2;
+        w[n - 2] = float(middle - sum_of(8)), w[n - 1] = float(middle - sum_of(8));
+        fp64_matmul(found, x, w.data());
+        CHECK(found.values[0] == float(sum_of(8)));
+        n_others += float(sum_of(4)) != float(sum_of(8));
+    }
+    CHECK(n_others > 50);
+}
+
 TEST_CASE("fp64_matmul: the fp64 sums rounded once, each token's the same in any company") {
     std::mt19937 rng(9);
     for (const int n_cols : {4, 12, 64, 100, 2048}) {
