@@ -16,9 +16,17 @@ if (program === undefined) {
     process.exit(2);
 }
 
+function isFile(path) {
+    try {
+        return statSync(path).isFile();
+    } catch {
+        return false; // there is none, or the argument is too long for a path
+    }
+}
+
 const files = {};
 for (const arg of args) {
-    if (statSync(arg, { throwIfNoEntry: false })?.isFile()) files[resolve("/", arg)] = pathToFileURL(arg).href;
+    if (isFile(arg)) files[resolve("/", arg)] = pathToFileURL(arg).href;
 }
 // What is written: its path in the program, where the working folder is "/", and here.
 const traces = new Map(args.filter((_, i) => args[i - 1] === "--trace").map((path) => [resolve("/", path), path]));
