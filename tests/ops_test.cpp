@@ -37,6 +37,31 @@ TEST_CASE("swiglu") {
         CHECK(many[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
 }
 
+TEST_CASE("fused_multiply_add and exp: each lane to the bit, also by doubles, also of equal lanes") {
+    std::mt19937 rng(2);
+    const auto number = [&] {
+        const uint32_t bits = (uint32_t(rng()) & 0x807fffff) | (90 + uint32_t(rng()) % 70) << 23;
+        return std::bit_cast<float>(bits);
+    };
+    for (int trial = 0; trial < 100000; trial++) {
+        float a[vector_lanes], b[vector_lanes], c[vector_lanes], found[vector_lanes];
+        for (int i = 0; i < vector_lanes; i++) {
+            a[i] = number(), b[i] = number(), c[i] = std::ldexp(a[i] * b[i], int(rng() % 60) - 30);
+            if (rng() % 2 == 0) c[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(c[i]) & 0xffffff00);
+        }
+        if (trial % 2 == 0) std::fill_n(a, vector_lanes, a[0]), std::fill_n(b, vector_lanes, b[0]);
+        if (trial % 2 == 0) std::fill_n(c, vector_lanes, c[0]);
+        store(found, fused_multiply_add(load(a), load(b), load(c)));
+        for (int i = 0; i < vector_lanes; i++) {
+            CHECK(found[i] == std::fma(a[i], b[i], c[i]));
+            CHECK(fused_by_doubles(a[i], b[i], c[i]) == std::fma(a[i], b[i], c[i]));
+        }
+        const float x = -float(rng() % 88) + float(rng() % 1000000) * 1e-6f;
+        const Floats e = exp(splat(x));
+        for (int i = 1; i < vector_lanes; i++) CHECK(e[i] == e[0]);
+    }
+}
+
 TEST_CASE("vectors: a NaN stays one, whatever its other bits, and leaves the lanes beside it alone") {
     std::vector<uint32_t> nans = {0x7fc00001, 0xffc00080, 0x7fffffff, 0xffffffff, 0x7fc00000, 0x7f800001};
     for (int bit = 0; bit < 23; bit++)

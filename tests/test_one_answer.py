@@ -6,6 +6,7 @@ and those of ONE_ANSWER: `NAME=COMMAND` behind `;`, with PROGRAM for the program
 """
 
 import os
+import platform
 import random
 import re
 import shlex
@@ -30,6 +31,9 @@ FORMS = {
     "mapped": "./PROGRAM --mmap",
 }
 FORMS |= dict(form.split("=", 1) for form in os.environ.get("ONE_ANSWER", "").split(";") if form)
+
+
+PORTABLE = ROOT / "build" / "portable" / platform.machine()  # of any processor: without fma, where that is x86
 
 
 def drawn(seed):
@@ -105,7 +109,7 @@ def test_every_form_gives_the_same_bits(tmp_path, seed):
     made = run_export(kind, tmp_path / "model", path, "--no-tokenizer", "--quiet", *options)
     assert made.returncode == 0, (made.stderr, fields, options)
     tokens = np.random.default_rng(seed).integers(0, fields["vocab_size"], n_tokens)
-    more, forms = [], dict(FORMS)
+    more, forms = [], FORMS | ({"portable": f"{PORTABLE}/PROGRAM"} if kind == "gptq" and PORTABLE.exists() else {})
     scheme = read_file(path)
     if kind == "w8a8" and seed % 3 == 0:
         more, scheme = ["--attn", "int8"], W8A8(path, attention_int8)

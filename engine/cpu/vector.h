@@ -108,8 +108,10 @@ inline Floats fused_multiply_add(const Floats& a, const Floats& b, const Floats&
     uint64_t any[vector_lanes / 2];
     std::memcpy(any, &doubtful, sizeof any);
     if ((any[0] | any[1] | any[vector_lanes / 2 - 2] | any[vector_lanes / 2 - 1]) == 0) return out;
-    for (int i = 0; i < vector_lanes; i++) out[i] = fused_by_doubles(a[i], b[i], c[i]);
-    return out;
+    float of[4][vector_lanes];  // through memory: g++ 12 at -O3 gets lanes that are taken one by one wrong
+    store(of[0], a), store(of[1], b), store(of[2], c);
+    for (int i = 0; i < vector_lanes; i++) of[3][i] = fused_by_doubles(of[0][i], of[1][i], of[2][i]);
+    return load(of[3]);
 #endif
 }
 
