@@ -1,4 +1,5 @@
 // A back end in plain loops, for matrices of 8 bits with a scale per row: see docs/backends.md.
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/backend/quant_gemm.h"
@@ -47,7 +48,8 @@ static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmPr
                 for (int g = 0; g < n_groups; g++) {
                     int32_t acc = 0;
                     for (int k = g * size; k < (g + 1) * size; k++) acc += xc[k] * wc[k];
-                    sum += (float)acc * (((const float*)w->scales)[i] * x->scales[(size_t)t * n_groups + g]);
+                    const float scale = ((const float*)w->scales)[i] * x->scales[(size_t)t * n_groups + g];
+                    sum = fmaf((float)acc, scale, sum);
                 }
                 p->out[(size_t)t * w->n_rows + i] = sum;
             }

@@ -19,14 +19,12 @@ from ptx.machine import run
 from ptx.parse import Kernel, PtxError, kernels_of
 
 # Where results need not be equal to the bit: by kernel, the offset in the arguments of a pointer to results, their
-# type, and how far they may be apart: relative to a value, and to the largest of the buffer; or, if a fourth number
-# says where in the arguments the length of a row is, to the largest of the value's row or column, whichever is less.
+# type, and how far they may be apart: relative to a value, and to the largest of the buffer.
 #
 # rmsnorm, prepare_heads: rsqrt.approx has an error of up to 2^-22.9; nvcc makes one fma of a product and a sum, g++
 # does not. In fp16 the result is at most its neighbour; where RoPE subtracts two numbers, relative to these.
 # swiglu, attention: expf is ex2.approx on a GPU (2 ulp), another function on a CPU; attention rounds probabilities to
 # fp16 in between, so each may be off by 2^-11 of itself.
-# multiply_rows, multiply_tile: exact int32 sums, then one fma per group instead of a product and a sum.
 HALF = 2.0**-10
 CLOSE = {
     "rmsnorm_kernel": {0: ("f2", HALF, 0)},
@@ -40,8 +38,6 @@ CLOSE = {
     "plain_attention": {0: ("f2", HALF, 2**-20)},
     "attention_kernel": {24: ("f2", HALF, 2**-11)},
     "token_attention": {24: ("f2", HALF, 2**-11), 64: ("f4", 2**-11, 2**-11), 72: ("f4", 2**-11, 2**-11)},
-    "multiply_rows": {128: ("f4", 2**-20, 2**-20, 60)},
-    "multiply_tile": {120: ("f4", 2**-20, 2**-20, 60)},
 }
 
 
@@ -57,20 +53,14 @@ def difference(launch: Launch, found: dict[int, np.ndarray], apart: dict[str, fl
         got = found[begin]
         if np.array_equal(got, want):
             continue
-        dtype, relative, absolute, *width = rules.get(begin, ("u4", 0, 0))
+        dtype, relative, absolute = rules.get(begin, ("u4", 0, 0))
         n = len(want) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize
         a, b = got[:n].view(dtype), want[:n].view(dtype)
         changed = np.flatnonzero(a != b)
         x, y = a[changed].astype("f8"), b[changed].astype("f8")
         bound = relative * np.abs(y)
         if absolute:
-            size = np.abs(np.where(np.isfinite(b), b, 0).astype("f8"))
-            largest = np.full(len(b), size.max())
-            if width:
-                n = int.from_bytes(launch.arguments[width[0] : width[0] + 4], "little")
-                rows = size[: len(b) // n * n].reshape(-1, n)
-                largest[: rows.size] = np.minimum(rows.max(0), rows.max(1)[:, None]).ravel()
-            bound += absolute * largest[changed]
+            bound += absolute * np.abs(np.where(np.isfinite(b), b, 0).astype("f8")).max()
         bad = ~((np.abs(x - y) <= bound) | (np.isnan(x) & np.isnan(y)))
         if dtype == "u4":  # equal to the bit, whatever type it is
             bad[:] = True

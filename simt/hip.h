@@ -27,6 +27,15 @@ __device__ T __shfl_xor_sync(unsigned long long, T value, int lane_mask, int wid
     return __shfl_xor(value, lane_mask, width);
 }
 
+// Orders the shared memory of a warp, whose threads run in step (LLVM's AMDGPU user guide, "Memory Model").
+__device__ inline void __syncwarp() {
+#ifdef __HIP_DEVICE_COMPILE__
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#endif
+}
+
 // v_dot4_i32_i8, of gfx906 and all later ones but gfx1010 and RDNA 3.
 __device__ inline int __dp4a(int a, int b, int c) {
 #ifdef __HIP_DEVICE_COMPILE__

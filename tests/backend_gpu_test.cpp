@@ -11,7 +11,7 @@
 TEST_CASE("the kernels of the GPU's back end: every access is inside, no two threads race") {
     std::mt19937 rng(6);
     for (const LowbitFormat& f : all_formats()) {
-        for (const int n_cols : {192, 384}) {
+        for (const int n_cols : {192, 640}) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
             for (const int group_size : group_sizes(f)) {
                 for (const int n_tokens : {1, 5, 9}) {
@@ -21,11 +21,11 @@ TEST_CASE("the kernels of the GPU's back end: every access is inside, no two thr
                     CAPTURE(group_size);
                     CAPTURE(n_tokens);
                     const LowbitCase w =
-                        make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, true);
+                        make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
                     Opened b(quant_gemm_backend());  // each time, as its memory for activations only grows
                     if (!accepts(b, w.view())) continue;
-                    const Matrix x = filled_matrix(rng, uniform, false, n_tokens, n_cols, group_size);
-                    CHECK(outputs(b, x.rows(), w.view()) == exact_outputs(x.rows(), w));
+                    const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
+                    CHECK(outputs(b, x.rows(), w.view()) == plain_outputs(x.rows(), w));
                 }
             }
         }

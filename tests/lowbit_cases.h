@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -173,20 +174,21 @@ inline std::vector<int> group_sizes(const LowbitFormat& f) {
     return {32, 64};
 }
 
-// The outputs summed in double precision from exact accumulators.
-inline std::vector<float> exact_outputs(const QuantRows& x, const LowbitCase& w) {
+// The outputs by plain loops: of each group an exact accumulator, the groups first to last.
+inline std::vector<float> plain_outputs(const QuantRows& x, const LowbitCase& w) {
     const int n_rows = w.shape.n_rows, n_cols = w.shape.n_cols, size = w.shape.group_size,
               groups = n_cols / size;
     std::vector<float> out;
     for (int t = 0; t < x.n_rows; t++) {
         for (int i = 0; i < n_rows; i++) {
-            double sum = 0;
+            float sum = 0;
             for (int g = 0; g < groups; g++) {
                 const int8_t* codes = &w.expanded[size_t(i) * n_cols + size_t(g * size)];
-                sum += double(reference_accumulator(row_codes(x, t) + g * size, codes, size)) *
-                       row_scales(x, t)[g] * w.expanded_scales[size_t(i) * groups + g];
+                const int32_t acc = reference_accumulator(row_codes(x, t) + g * size, codes, size);
+                const float scale = w.expanded_scales[size_t(i) * groups + g] * row_scales(x, t)[g];
+                sum = std::fma(float(acc), scale, sum);
             }
-            out.push_back(float(sum));
+            out.push_back(sum);
         }
     }
     return out;

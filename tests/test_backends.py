@@ -163,7 +163,7 @@ def test_one_binary_on_arm_processors(processor, best):
 
 EXAMPLE = (ROOT / "docs" / "backend_example.c").read_text()
 BROKEN = {
-    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 7"),
+    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 8"),
     "nothing": ((("quant_gemm_backend(void)", "other(void)"),), "has no function quant_gemm_backend"),
     "memory": (
         (("*context = calloc(1, sizeof(Loaded));", '*context = NULL; return fail(QUANT_GEMM_NO_MEMORY, "no room");'),),
@@ -205,7 +205,7 @@ def compile_example(folder, changes=()):
     (folder / "example.c").write_text(text)
     library = folder / "quant_gemm_example.so"
     warnings = ("-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror")
-    command = ["gcc", *warnings, "-O2", "-fPIC", "-shared", "-I", ROOT, folder / "example.c", "-o", library]
+    command = ["gcc", *warnings, "-O2", "-fPIC", "-shared", "-I", ROOT, folder / "example.c", "-o", library, "-lm"]
     subprocess.run([*map(str, command)], check=True)
 
 

@@ -3,7 +3,8 @@
 // Both products take the weights as they lie in the file and turn sixteen codes at a time into int8: one word
 // is four columns, and an instruction multiplies it by four codes of a token (dp4a). For a few tokens a warp
 // takes a row. For many, a block takes 64 rows and 64 tokens, and on NVIDIA's GPUs the tensor cores multiply.
-// Each group is an exact int32 sum, as everywhere.
+// Each group is an exact int32 sum, and one thread adds an output's groups, first to last, as everywhere.
+#include <cmath>
 #include <cstdint>
 
 #include "simt/cuda.h"
@@ -119,15 +120,18 @@ __device__ int dot16(uint4 a, uint4 b, int sum) {
 // Kernels
 
 // out[t][i] for n_tokens tokens from t0 on: a warp of `lanes` threads takes a row. A thread takes sixteen
-// columns at a time, so that two threads, or four, have a group.
+// columns at a time, so that two threads, or four, have a group. Its sum and the product of its scales go
+// through shared memory to the thread that adds the groups of a token.
 constexpr int block_warps = 4;
 template <class F, int lanes, int n_tokens>
 __global__ void multiply_rows(QuantGemmMatrix w, QuantGemmRows x, int t0, float* out) {
-    const int lane = int(threadIdx.x) % lanes;
-    const int i = int(blockIdx.x) * block_warps + int(threadIdx.x) / lanes;
+    __shared__ float2 shared_groups[block_warps][lanes / 2 * n_tokens];
+    const int lane = int(threadIdx.x) % lanes, warp = int(threadIdx.x) / lanes;
+    const int i = int(blockIdx.x) * block_warps + warp;
     if (i >= w.n_rows) return;
+    float2* groups = shared_groups[warp];  // of the warp's columns, each with its tokens
     const int per_group = x.group_size / 16;
-    float sums[n_tokens] = {};
+    float sum = 0;  // of the token that is the lane's number
     for (int first = 0; first < w.n_cols; first += 16 * lanes) {
         const int k = first + 16 * lane;
         const bool there = k < w.n_cols;
@@ -138,13 +142,18 @@ __global__ void multiply_rows(QuantGemmMatrix w, QuantGemmRows x, int t0, float*
             acc += __shfl_xor_sync(all_lanes, acc, 1, 2);
             if (per_group == 4) acc += __shfl_xor_sync(all_lanes, acc, 2, 4);
             if (there && lane % per_group == 0)
-                sums[t] += float(acc) * (scale * load_token_scale(x, t0 + t, k / x.group_size));
+                groups[lane / per_group * n_tokens + t] =
+                    make_float2(float(acc), scale * load_token_scale(x, t0 + t, k / x.group_size));
         }
+        __syncwarp();
+        const int n_groups = min(lanes / per_group, (w.n_cols - first) / x.group_size);
+        for (int g = 0; lane < n_tokens && g < n_groups; g++) {
+            const float2 group = groups[g * n_tokens + lane];
+            sum = fmaf(group.x, group.y, sum);
+        }
+        __syncwarp();  // the next columns' groups overwrite these
     }
-    for (int t = 0; t < n_tokens; t++) {
-        for (int d = lanes / 2; d > 0; d /= 2) sums[t] += __shfl_xor_sync(all_lanes, sums[t], d, lanes);
-        if (lane == 0) out[size_t(t0 + t) * size_t(w.n_rows) + size_t(i)] = sums[t];
-    }
+    if (lane < n_tokens) out[size_t(t0 + lane) * size_t(w.n_rows) + size_t(i)] = sum;
 }
 
 // out for 64 rows and 64 tokens: 64 columns of each are expanded into shared memory, then multiplied. Four
@@ -211,8 +220,9 @@ __global__ void __launch_bounds__(tile_threads)
             for (int n = 0; n < 8; n++) {
                 for (int c = 0; c < 4; c++) {
                     const int row = unit * 16 + g + c / 2 * 8, token = n * 8 + 2 * t + c % 2;
-                    sums[n][c] += float(acc[n][c]) *
-                                  (w_scales[group * tile_size + row] * x_scales[group * tile_size + token]);
+                    const float scale =
+                        w_scales[group * tile_size + row] * x_scales[group * tile_size + token];
+                    sums[n][c] = fmaf(float(acc[n][c]), scale, sums[n][c]);
                 }
             }
         }

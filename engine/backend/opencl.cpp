@@ -1,8 +1,8 @@
 // Back end on anything that has OpenCL 1.2: GPUs of Intel and others, and by name the CPU.
 //
 // A work group takes a row and up to eight tokens. Each of its items expands a group of activations' columns
-// to int8 and multiplies it by all tokens; in the end the items' sums are added up. Written to be short: no
-// local memory holds codes, and no vendor's instructions are used.
+// to int8 and multiplies it by all tokens; then an item for each token adds these groups' sums, first to
+// last. Written to be short: no local memory holds codes, and no vendor's instructions are used.
 #define CL_HPP_MINIMUM_OPENCL_VERSION 120
 #define CL_HPP_TARGET_OPENCL_VERSION 120
 #include <CL/opencl.hpp>
@@ -43,58 +43,58 @@ __kernel void multiply(__global const uchar* codes, __global const uchar* mask, 
     const int n_codes = sparse ? n_cols / 2 : n_cols;
     __global const uchar* row = codes + (ulong)i * (n_codes * bits / 8);
     const uchar low = (uchar)((1 << bits) - 1);
-    float sums[TOKENS];
-    for (int t = 0; t < TOKENS; t++) sums[t] = 0;
-    for (int g = item; g < n_groups; g += ITEMS) {
-        const int s = g * group_size / group;
-        const ulong at = (ulong)i * n_scales + s;
-        uchar zero = 0;
-        float scale;
-        if (two_level) {
-            zero = levels[at] >> 4;
-            scale = (float)(levels[at] & 15) * ((__global const float*)scales)[i];
-        } else {
-            if (bits < 8) zero = zeros[(ulong)i * ((n_scales + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
-            scale = halves ? vload_half(at, scales) : ((__global const float*)scales)[i];
-        }
-        int acc[TOKENS];
-        for (int t = 0; t < TOKENS; t++) acc[t] = 0;
-        for (int k = g * group_size; k < (g + 1) * group_size; k += 16) {
-            char16 w;
-            if (sparse) {
-                const int2 p = place_of(k / 2, n_codes, bits);
-                char expanded[16];
-                for (int j = 0, next = 0; j < 16; j++) {
-                    if (j == 8) next = 4;
-                    const int kept = mask[(ulong)i * (n_cols / 8) + (k + j) / 8] >> j % 8 & 1;
-                    expanded[j] = kept ? (char)((row[p.x + min(next++, 7)] >> p.y & low) - zero) : (char)0;
-                }
-                w = vload16(0, expanded);
-            } else if (bits == 8) {
-                w = as_char16(vload16(0, row + k));
+    __local float2 groups[ITEMS][TOKENS];  // a group's sum, and the product of its scales
+    float sum = 0;                         // of the token that is the item's number
+    for (int first = 0; first < n_groups; first += ITEMS) {
+        const int g = first + item, here = min(ITEMS, n_groups - first);
+        if (item < here) {
+            const int s = g * group_size / group;
+            const ulong at = (ulong)i * n_scales + s;
+            uchar zero = 0;
+            float scale;
+            if (two_level) {
+                zero = levels[at] >> 4;
+                scale = (float)(levels[at] & 15) * ((__global const float*)scales)[i];
             } else {
-                const int2 p = place_of(k, n_codes, bits);
-                const uchar16 v = vload16(0, row + p.x) >> (uchar16)(uchar)p.y & (uchar16)low;
-                w = as_char16(v * (uchar16)(two_level ? 5 : 1) - (uchar16)zero);
+                if (bits < 8) zero = zeros[(ulong)i * ((n_scales + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
+                scale = halves ? vload_half(at, scales) : ((__global const float*)scales)[i];
             }
-            for (int t = 0; t < n; t++) {
-                const char16 v = vload16(0, x + (ulong)(t0 + t) * n_cols + k);
-                const int16 p = convert_int16(convert_short16(w) * convert_short16(v));
-                const int8 a = p.lo + p.hi;
-                const int4 b = a.lo + a.hi;
-                acc[t] += b.x + b.y + b.z + b.w;
+            int acc[TOKENS];
+            for (int t = 0; t < TOKENS; t++) acc[t] = 0;
+            for (int k = g * group_size; k < (g + 1) * group_size; k += 16) {
+                char16 w;
+                if (sparse) {
+                    const int2 p = place_of(k / 2, n_codes, bits);
+                    char expanded[16];
+                    for (int j = 0, next = 0; j < 16; j++) {
+                        if (j == 8) next = 4;
+                        const int kept = mask[(ulong)i * (n_cols / 8) + (k + j) / 8] >> j % 8 & 1;
+                        expanded[j] = kept ? (char)((row[p.x + min(next++, 7)] >> p.y & low) - zero) : (char)0;
+                    }
+                    w = vload16(0, expanded);
+                } else if (bits == 8) {
+                    w = as_char16(vload16(0, row + k));
+                } else {
+                    const int2 p = place_of(k, n_codes, bits);
+                    const uchar16 v = vload16(0, row + p.x) >> (uchar16)(uchar)p.y & (uchar16)low;
+                    w = as_char16(v * (uchar16)(two_level ? 5 : 1) - (uchar16)zero);
+                }
+                for (int t = 0; t < n; t++) {
+                    const char16 v = vload16(0, x + (ulong)(t0 + t) * n_cols + k);
+                    const int16 p = convert_int16(convert_short16(w) * convert_short16(v));
+                    const int8 a = p.lo + p.hi;
+                    const int4 b = a.lo + a.hi;
+                    acc[t] += b.x + b.y + b.z + b.w;
+                }
             }
+            for (int t = 0; t < n; t++)
+                groups[item][t] = (float2)(acc[t], scale * x_scales[(ulong)(t0 + t) * n_groups + g]);
         }
-        for (int t = 0; t < n; t++)
-            sums[t] += (float)acc[t] * (scale * x_scales[(ulong)(t0 + t) * n_groups + g]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int j = 0; item < n && j < here; j++) sum = fma(groups[j][item].x, groups[j][item].y, sum);
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
-    __local float parts[ITEMS][TOKENS];
-    for (int t = 0; t < TOKENS; t++) parts[item][t] = sums[t];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (item >= n) return;
-    float sum = 0;
-    for (int j = 0; j < ITEMS; j++) sum += parts[j][item];
-    out[(ulong)(t0 + item) * n_rows + i] = sum;
+    if (item < n) out[(ulong)(t0 + item) * n_rows + i] = sum;
 }
 )";
 

@@ -16,7 +16,7 @@
 
 #include "engine/cpu/quant_gemm_matrix.h" /* QuantGemmMatrix, QuantGemmRows */
 
-#define QUANT_GEMM_VERSION 7 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 8 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -27,8 +27,9 @@ typedef enum QuantGemmStatus {
 } QuantGemmStatus;
 
 /* One of the products that read the same activations x. With acc[g] the exact int32 sum, over group g of
-   group_size columns, of x's codes times w's (code, code - zero, ...), out[t][i] is the fp32 sum over g of
-   acc[g] * (w's scale * x's scale), in any order. */
+   group_size columns, of x's codes times w's (code, code - zero, ...), out[t][i] starts from 0, and for each
+   g, first to last, out = fma(float(acc[g]), w's scale * x's scale, out): the product of the scales is
+   rounded to fp32, and so is the fused multiply-add, once. docs/numerics.md, "Products". */
 typedef struct QuantGemmProduct {
     float* out;         /* (x.n_rows, w.n_rows) */
     const void* matrix; /* w, as load() has it */
