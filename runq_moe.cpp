@@ -1415,7 +1415,7 @@ float dot_by_digits(const Code* x, float x_scale, const Code* w, const float* w_
             high_sum += (x[k] >> 4) * w[k];
             low_sum += ((x[k] & 15) - 8) * w[k];
         }
-        out += float(16 * high_sum + low_sum) * w_scales[g];
+        out = fused_multiply_add(float(16 * high_sum + low_sum), w_scales[g], out);
     }
     return (out + assist) * x_scale;
 }

@@ -172,7 +172,7 @@ def core_cycles(
             done = starts[-1] + n + rows + cols + 1  # a cycle behind the last sum
             turn = max(done + 1, scaled[-1] + max(1, 8 - n * share) if scaled else 0)
             scaled.append(turn + n * share)
-        sent.append(max(scaled[-1] + 17, sent[-1] if sent else 0) + 4 * n)
+        sent.append(max(scaled[-1] + 12, sent[-1] if sent else 0) + 4 * n)
     return done
 
 

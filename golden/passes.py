@@ -12,15 +12,13 @@ belongs to group p * K / group_size.
     w.scales         (m, groups) fp32, in tiles of M x 1
     pass.sums        (row of tiles, pass, token, output) int32: of this pass alone
     pass.totals      the same: of the group's passes up to this one; after its last, the accumulator of the contract
-    out.fma          (row of tiles, group, token, output) fp32: `out` after this group, so that the last is the result
-    out.mul_add      the same with another rounding
+    out              (row of tiles, group, token, output) fp32: `out` after this group, so that the last is the result
 
 The order of operations, group after group from the first, out = +0 before it; fp32 rounds half to even:
 
-    a       = fp32(total)                        exact to 2^24
-    s       = fp32(w.scale * x.scale)
-    fma     out = fp32(a * s + out)              one rounding: what the vector paths of runq do
-    mul_add out = fp32(fp32(a * s) + out)        two roundings: a multiplier, then an adder
+    a   = fp32(total)            exact to 2^24
+    s   = fp32(w.scale * x.scale)
+    out = fp32(a * s + out)      one rounding, as docs/numerics.md has it
 
 Where a tile has more outputs than there are left, its weights and scales are 0.
 """
@@ -45,16 +43,8 @@ SHAPE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,4})x([1-9]\d{0,4})g([1-9]\d{0,4})
 # Arithmetic
 
 
-def mul_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b rounded to fp32, plus c, rounded again."""
-    return a * b + c
-
-
-ORDERS = {"fma": fma, "mul_add": mul_add}
-
-
-def running_sums(accumulators: np.ndarray, x: Quantized, w: Quantized, order: str) -> np.ndarray:
-    """`out` after each group, (n, m, groups) fp32, as the module's docstring has it. order: one of ORDERS.
+def running_sums(accumulators: np.ndarray, x: Quantized, w: Quantized) -> np.ndarray:
+    """`out` after each group, (n, m, groups) fp32, as the module's docstring has it.
 
     accumulators: (n, m, groups) int32.
     """
@@ -62,7 +52,7 @@ def running_sums(accumulators: np.ndarray, x: Quantized, w: Quantized, order: st
     last = np.zeros(accumulators.shape[:2], F32)
     for g in range(accumulators.shape[2]):
         scales = w.scales[None, :, g] * x.scales[:, g, None]
-        last = out[..., g] = ORDERS[order](accumulators[..., g].astype(F32), scales, last)
+        last = out[..., g] = fma(accumulators[..., g].astype(F32), scales, last)
     return out
 
 
@@ -165,6 +155,6 @@ def write_passes(case: str, source: Path, shape: tuple[int, int], transpose: boo
         lay_out_tiles("w.scales", whole(w.scales), (m, 1), 1),
         lay_out_sums("pass.sums", sums, m),
         lay_out_sums("pass.totals", totals, m),
-        *(lay_out_sums(f"out.{order}", running_sums(accumulators, x, w, order), m) for order in ORDERS),
+        lay_out_sums("out", running_sums(accumulators, x, w), m),
     ]
     return write_folder(source, tensors, kind, "v", out)

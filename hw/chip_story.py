@@ -143,7 +143,7 @@ def model_clocks(step: Step, array: Array, inputs: int, group: int, position: in
     if step.kind == "multiply":
         share = array.cols // default_scalers(array)
         answer = latency + 4 if step.to_memory else 0
-        return decode_cycles(array, inputs, n, group, Stream()) + latency + share + array.cols + 28 + answer
+        return decode_cycles(array, inputs, n, group, Stream()) + latency + share + array.cols + 23 + answer
     if step.kind == "quantize":  # two halves of a buffer
         groups = n // step.group
         return 42 + 2 * n if groups == 1 else 11 + step.group + (2 * step.group + 32) * groups // 2

@@ -43,7 +43,7 @@ HW_OPT     ?= -O1
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
              array_4x3 array_5x2 array_5x4_paired array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 dot_row dot_row_5 \
-             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split rms_norm rms_norm_4 swiglu \
+             group_scaler row_scaler quantizer quantizer_4 weights msd_split rms_norm rms_norm_4 swiglu \
              attention attention_8
 hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
 hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
@@ -57,7 +57,6 @@ hw_module_msd_array_8x4      := msd_array ROWS=8 COLS=4 ADD_EIGHTS=1'b0
 hw_module_dot_row            := dot_row LANES=16 PRODUCTS=65536
 hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W_W=5
 hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
-hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
 hw_module_quantizer_4        := quantizer MAX_N=4
 hw_module_rms_norm_4         := rms_norm MAX_N=4
 hw_module_weights            := weight_expander
@@ -74,7 +73,7 @@ HW_TESTS += $(if $(filter hw-quick,$(MAKECMDGOALS)),,token)
 hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div fp32_exp int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
 hw_models_array     := array_4x3 array_5x2 array_5x4_paired array_16x16
 hw_models_dot_row   := dot_row dot_row_5
-hw_models_scaler    := group_scaler group_scaler_fused row_scaler
+hw_models_scaler    := group_scaler row_scaler
 hw_models_quantizer := quantizer quantizer_4
 hw_models_rms_norm  := rms_norm rms_norm_4
 hw_models_swiglu    := swiglu
@@ -169,8 +168,7 @@ YOSYS_ECP5 = $(dir $(shell command -v yosys))../share/yosys/ecp5
 # The products of an array that a command prints: $(call hw_tiles,ARRAY,COMMAND).
 hw_tiles = $2 build/hw/vectors/$1/cases.txt | while read name n m k g; do \
                $(call hw_bench,tile_tb,$1) && \
-               $(call hw_bench,scaler_tb,$1,-P scaler_tb.GROUP=$$g) && \
-               $(call hw_bench,scaler_tb,$1,-P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1) || exit 1; \
+               $(call hw_bench,scaler_tb,$1,-P scaler_tb.GROUP=$$g) || exit 1; \
            done
 # Long products take Icarus minutes. Beside 16 x 16, two other arrays have one product.
 HW_OTHER_ARRAYS := $(if $(filter 16x16,$(ARRAY)),8x32 64x64)

@@ -10,7 +10,7 @@
 //   {valid, token, first_pass, last_pass, first_group, last_group, final_token, result_bank, scale_bank, x_scale}
 //
 // Latency: scaling of a group begins 3 clocks after the last token's sum in the last column, takes a clock for each token
-// and column, and a result comes out 17 clocks behind its turn. Throughput: a sum a clock and column, a result a clock.
+// and column, and a result comes out 12 clocks behind its turn. Throughput: a sum a clock and column, a result a clock.
 // Handshake: none, a sum never waits. The caller lets no more than two groups be on their way, from their last pass to
 // scaled_o. A running sum needs 8 clocks from one group to the next (group_scaler.sv): turns of groups begin that far apart,
 // which makes those of few tokens and columns longer.

@@ -2,19 +2,16 @@
 //
 //   a   = fp32(acc)                 exact up to 2^24
 //   s   = fp32(w_scale * x_scale)
-//   sum = fp32(fp32(a * s) + sum)   FUSED = 0: a multiplier, then an adder; `out.mul_add` of golden/passes.py
-//   sum = fp32(a * s + sum)         FUSED = 1: rounded once, as the vector paths of runq do; `out.fma`
-//
-// This is the loop `sum += float(acc) * (w_scale * x_scale)` of runq.cpp, whose compiler may fuse it or not.
+//   sum = fp32(a * s + sum)         rounded once: `out` of golden/passes.py, and of the programs (docs/numerics.md)
 //
 // The running sum is the caller's, in a memory below the array, or in a register. To make the way from one group of an
 // output to its next short, it is not asked for with acc_i but when it is needed:
 //
-//   clock          FUSED = 1
-//     0      0     valid_i, acc_i, w_scale_i, x_scale_i, tag_i
-//     9      4     read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
-//    10      5     sum_i: the running sum before this group, +0 for an output's first
-//    16     11     valid_o, tag_o, sum_o: the running sum after it
+//   clock
+//     0      valid_i, acc_i, w_scale_i, x_scale_i, tag_i
+//     4      read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
+//     5      sum_i: the running sum before this group, +0 for an output's first
+//    11      valid_o, tag_o, sum_o: the running sum after it
 //
 // Two groups of one output have to be 8 clocks apart, if a memory reads a clock later what was written before; 6 if sum_o
 // goes straight back to sum_i.
@@ -23,8 +20,7 @@
 
 module group_scaler #(
     parameter int ACC_W = 22,   // bits of the integer sum of a group
-    parameter int TAG_W = 8,    // bits of the caller's name for the running sum: an address, say
-    parameter bit FUSED = 1'b0
+    parameter int TAG_W = 8     // bits of the caller's name for the running sum: an address, say
 ) (
     input  logic                    clk_i,
     input  logic                    rst_ni,
@@ -42,8 +38,8 @@ module group_scaler #(
     output logic [31:0]             sum_o
 );
 
-  localparam int READ    = FUSED ? 4 : 9;  // clocks from acc_i to read_o
-  localparam int LATENCY = FUSED ? 11 : 16;  // and to sum_o
+  localparam int READ    = 4;   // clocks from acc_i to read_o
+  localparam int LATENCY = 11;  // and to sum_o
 
   // Clocks 0 to 5.
   logic [31:0] acc, scale;
@@ -59,34 +55,15 @@ module group_scaler #(
       .scale_o(scale)
   );
 
-  if (FUSED) begin : gen_fused
-    // Clocks 5 to 11.
-    fp32_fma u_fma (
-        .clk_i,
-        .en_i,
-        .a_i(acc),
-        .b_i(scale),
-        .c_i(sum_i),
-        .f_o(sum_o)
-    );
-  end else begin : gen_separate
-    // Clocks 5 to 10, and 10 to 16.
-    logic [31:0] product;
-    fp32_mul u_mul_acc (
-        .clk_i,
-        .en_i,
-        .a_i(acc),
-        .b_i(scale),
-        .p_o(product)
-    );
-    fp32_add u_add (
-        .clk_i,
-        .en_i,
-        .a_i(product),
-        .b_i(sum_i),
-        .s_o(sum_o)
-    );
-  end
+  // Clocks 5 to 11.
+  fp32_fma u_fma (
+      .clk_i,
+      .en_i,
+      .a_i(acc),
+      .b_i(scale),
+      .c_i(sum_i),
+      .f_o(sum_o)
+  );
 
   logic [LATENCY-1:0] valid_q;
   always_ff @(posedge clk_i) begin

@@ -27,6 +27,8 @@ from cocotbext.axi import (
     AxiStreamSource,
 )
 
+from golden.fp32 import fma
+
 # Registers: docs/rtl.md.
 ID, SHAPE, CONTROL, STATUS, TOKENS, PASSES, GROUPS, TILES, MODE = 0, 4, 0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24
 INTERRUPT, WEIGHT_BEATS, ADDRESS, QUEUE = 0x2C, 0x38, 0x48, 0x50
@@ -123,7 +125,7 @@ def product(rng: np.random.Generator, rows: int, cols: int, mode: int) -> tuple[
     out = np.zeros((n, m), np.float32)
     for g in range(groups):
         acc = np.einsum("tk,mk->tm", x[:, g].astype(np.int64), w[:, g]).astype(np.float32)
-        out = acc * (w_scales[None, :, g] * x_scales[:, None, g]) + out
+        out = fma(acc, w_scales[None, :, g] * x_scales[:, None, g], out)
     at = {TOKENS: n, PASSES: passes, GROUPS: groups, TILES: tiles}
     return at, x_stream, bytes(w_stream), out
 

@@ -249,7 +249,7 @@ TEST_CASE("A8W4 in fp32: digits, scaler, assist matrix") {
                         const int64_t sum = v.group_sum(parts, 8, 4, n, t, o, g, per_group);
                         const uint32_t w_scale = uint32_t(w_scales[row * size_t(groups) + size_t(g)]);
                         rtl = scaled(sum, w_scale, rtl);
-                        plain += float(sum) * float_of(w_scale);
+                        plain = std::fma(float(sum), float_of(w_scale), plain);
                     }
                     const uint32_t x_scale = uint32_t(x_scales[size_t(begin + t)]);
                     add.top.a_i = rtl, add.top.b_i = uint32_t(assist[row]);

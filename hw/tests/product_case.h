@@ -9,7 +9,7 @@
 
 #include "hw/sim/matmul_rtl.h"
 
-// Activations, a matrix, and their product as out.mul_add of golden/passes.py has it.
+// Activations, a matrix, and their product as `out` of golden/passes.py has it.
 struct Case {
     int n_tokens, n_rows, n_cols, group_size;
     std::vector<int8_t> x, w;               // (n_tokens, n_cols), (n_rows, n_cols)
@@ -72,10 +72,8 @@ struct Case {
                     int32_t acc = 0;
                     for (int k = int(g) * group; k < int(g + 1) * group; k++)
                         acc += x[size_t(t * cols + k)] * w[size_t(i * cols + k)];
-                    const volatile float scale =
-                        w_scales[size_t(i) * groups + g] * x_scales[size_t(t) * groups + g];
-                    const volatile float product = float(acc) * scale;
-                    sum = product + sum;
+                    const float scale = w_scales[size_t(i) * groups + g] * x_scales[size_t(t) * groups + g];
+                    sum = std::fma(float(acc), scale, sum);
                 }
                 out.push_back(sum);
             }

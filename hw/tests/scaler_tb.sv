@@ -5,7 +5,6 @@
 
 module scaler_tb;
   parameter int ROWS = 16, COLS = 16, TOKENS = 16, OUTPUTS = 32, INPUTS = 2048, GROUP = 64;
-  parameter bit FUSED = 1'b0;
   localparam int ROW_TILES = (OUTPUTS + COLS - 1) / COLS, GROUPS = INPUTS / GROUP, PASSES = INPUTS / ROWS;
 
   logic [COLS*32-1:0] totals[0:ROW_TILES*PASSES*TOKENS-1], outs[0:ROW_TILES*GROUPS*TOKENS-1];
@@ -14,7 +13,7 @@ module scaler_tb;
   logic clk = 0, rst_n = 0, valid = 0, read, out_valid, unused_read_tag, unused_tag;
   logic [31:0] total, w_scale, x_scale, running, out;
   always #5 clk = ~clk;
-  group_scaler #(.ACC_W(32), .TAG_W(1), .FUSED(FUSED)) u_scaler (.clk_i(clk), .rst_ni(rst_n), .en_i(1'b1), .valid_i(valid),
+  group_scaler #(.ACC_W(32), .TAG_W(1)) u_scaler (.clk_i(clk), .rst_ni(rst_n), .en_i(1'b1), .valid_i(valid),
       .acc_i(total), .w_scale_i(w_scale), .x_scale_i(x_scale), .tag_i(1'b0), .read_o(read), .read_tag_o(unused_read_tag),
       .sum_i(running), .valid_o(out_valid), .tag_o(unused_tag), .sum_o(out));
 
@@ -25,8 +24,7 @@ module scaler_tb;
     $readmemh({dir, "/pass.totals.hex"}, totals);
     $readmemh({dir, "/x.scales.hex"}, x_scales);
     $readmemh({dir, "/w.scales.hex"}, w_scales);
-    if (FUSED) $readmemh({dir, "/out.fma.hex"}, outs);
-    else $readmemh({dir, "/out.mul_add.hex"}, outs);
+    $readmemh({dir, "/out.hex"}, outs);
     repeat (2) @(negedge clk);
     rst_n = 1;
     for (int row = 0; row < ROW_TILES; row++)

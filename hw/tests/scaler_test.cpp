@@ -7,18 +7,15 @@
 #include <vector>
 
 #include "Vgroup_scaler.h"
-#include "Vgroup_scaler_fused.h"
 #include "Vrow_scaler.h"
 #include "sim.h"
 #include "vectors.h"
 
 // The running sums of many outputs in a memory that reads in a clock, and a group_scaler that adds to them.
 // Groups are fed in any order that leaves `apart` clocks between two of the same sum.
-template <class Model>
 struct Scaler {
-    static constexpr bool fused = std::is_same_v<Model, Vgroup_scaler_fused>;
     static constexpr int apart = 8;
-    Sim<Model> sim;
+    Sim<Vgroup_scaler> sim;
     Random random{5};
     std::vector<uint32_t> memory;
     std::vector<int64_t> fed_at;
@@ -70,18 +67,17 @@ struct Scaler {
 
 // Every product: the totals of each group and the scales go in, token by token, and all running sums are the
 // file's.
-template <class Model>
-static void check_passes(const char* out_name) {
+TEST_CASE("group_scaler: golden passes") {
     for (const Passes& p : all_passes()) {
         INFO(p.name);
         const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"),
-                                   w_scales = p.read("w.scales"), out = p.read(out_name);
+                                   w_scales = p.read("w.scales"), out = p.read("out");
         const int n = p.n_tokens, per_group = p.group_size / p.rows, cols = p.cols;
         const size_t row_size = size_t(n) * size_t(cols);
         REQUIRE(out.size() == row_size * size_t(p.n_groups() * p.n_row_tiles()));
         uint64_t wrong = 0;
         for (int row = 0; row < p.n_row_tiles(); row++) {
-            Scaler<Model> scaler(row_size);
+            Scaler scaler(row_size);
             scaler.pauses = p.n_groups() < 10 && row == 0;
             for (int g = 0; g < p.n_groups(); g++) {
                 const size_t last_pass = size_t(row * p.n_passes() + (g + 1) * per_group - 1);
@@ -100,13 +96,9 @@ static void check_passes(const char* out_name) {
     }
 }
 
-TEST_CASE("group_scaler: golden passes, out.mul_add") { check_passes<Vgroup_scaler>("out.mul_add"); }
-TEST_CASE("group_scaler, fused: golden passes, out.fma") { check_passes<Vgroup_scaler_fused>("out.fma"); }
-
 // Scales of all sizes, among them subnormal ones and 0; sums of both signs up to the largest.
-template <class Model>
-static void check_random() {
-    Scaler<Model> scaler(32);
+TEST_CASE("group_scaler: random") {
+    Scaler scaler(32);
     scaler.pauses = true;
     std::vector<float> sums(32, 0);
     Random random(9);
@@ -118,14 +110,12 @@ static void check_random() {
         };
         const uint32_t w = scale(), x = random.one_in(2) ? scale() : bits_of(1) + uint32_t(random() & 0xffff);
         const float s = float_of(w) * float_of(x);
-        sums[at] = Scaler<Model>::fused ? std::fma(float(acc), s, sums[at]) : float(acc) * s + sums[at];
+        sums[at] = std::fma(float(acc), s, sums[at]);
         scaler.feed(acc, w, x, at);
     }
     scaler.finish();
     for (size_t i = 0; i < 32; i++) CHECK(same_float(scaler.memory[i], bits_of(sums[i])));
 }
-TEST_CASE("group_scaler: random") { check_random<Vgroup_scaler>(); }
-TEST_CASE("group_scaler, fused: random") { check_random<Vgroup_scaler_fused>(); }
 
 // Nothing of what was on its way before a reset comes out after it.
 template <class Model>
@@ -152,8 +142,7 @@ static void check_reset(int latency) {
     }
 }
 TEST_CASE("scalers: reset, and latency") {
-    check_reset<Vgroup_scaler>(16);
-    check_reset<Vgroup_scaler_fused>(11);
+    check_reset<Vgroup_scaler>(11);
     check_reset<Vrow_scaler>(10);
 }
 
@@ -192,7 +181,7 @@ TEST_CASE("row_scaler: golden passes of one group") {
     for (const Passes& p : all_passes()) {
         if (p.n_groups() != 1) continue;
         const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"),
-                                   w_scales = p.read("w.scales"), out = p.read("out.mul_add");
+                                   w_scales = p.read("w.scales"), out = p.read("out");
         for (int row = 0; row < p.n_row_tiles(); row++)
             for (int t = 0; t < p.n_tokens; t++)
                 for (int c = 0; c < p.cols; c++) {
