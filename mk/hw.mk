@@ -8,7 +8,8 @@
 #     make hw-cocotb           the core under AXI models of PyPI; make hw-hls: a layer for high-level synthesis
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
-PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
+# cocotb loads libpython3.so, which Debian's python3 does not come with.
+PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev libpython3-dev
 $(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))

@@ -122,6 +122,7 @@ def inside(
         set -e
         cd {shlex.quote(str(system))}
         mount -t proc proc proc
+        mount -t sysfs -o ro sysfs sys
         mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
         mount -t tmpfs tmpfs dev/shm
         mount --bind {shlex.quote(str(CACHE / system.name.split("-")[0]))} var/cache/apt/archives

@@ -348,7 +348,8 @@ def test_the_tour_goes_through_its_stops(opened):  # noqa: F811
             assert page.locator(".status.failed:visible").count() == 0, stop[key]
             if stop[key].startswith("walk"):
                 assert page.inner_text("#step-name") == wanted["step"]
-                assert page.locator("#explained .explain").count() == int("cell" in wanted)
+                explained = "(n) => document.querySelectorAll('#explained .explain').length === n"
+                until(page, explained, int("cell" in wanted))
                 what = "#map" if "map" in wanted else "#stage .step-title"
                 what = "#explained .formula" if "cell" in wanted else what
                 place = "(what) => document.querySelector(what).getBoundingClientRect()"

@@ -6,12 +6,14 @@
 //
 // URLs may be file: URLs.
 
+import { webcrypto } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { parentPort } from "node:worker_threads";
 
 const fetchOfNode = globalThis.fetch;
 
 globalThis.self = globalThis;
+globalThis.crypto ??= webcrypto; // node has it from 20 on
 globalThis.location = new URL(import.meta.url);
 globalThis.postMessage = (message, transfer) => parentPort.postMessage(message, transfer);
 globalThis.fetch = async (url) => {
