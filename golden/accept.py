@@ -1,8 +1,8 @@
 """Whether a port's logits are good enough: its perplexity of a text beside the reference's.
 
-A trace of a port that approximates (tables for exp, bf16, an int8 KV cache), or one in which a code rounded the other
-way, parts from the reference step by step. What counts then is how well it predicts. `golden accept` takes the tokens
-and logits of a port, which a trace has under these names, and runs the reference on the same tokens.
+A trace of a port that approximates (tables for exp, bf16, an int8 KV cache) parts from the reference step by step. What
+counts then is how well it predicts. `golden accept` takes the tokens and logits of a port, which a trace has under
+these names, and runs the reference on the same tokens.
 """
 
 from dataclasses import dataclass
