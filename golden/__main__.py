@@ -27,6 +27,7 @@ from golden.accept import judge_logits
 from golden.attention_int8 import attention_int8
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, finite_forward, forward
+from golden.fp32 import digest
 from golden.hex_files import FORMATS, Options, write_text
 from golden.make import make
 from golden.op_cases import read_cases
@@ -150,6 +151,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; MODEL gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
+    p.add_argument(
+        "--digest", action="store_true", help="also a hash of the logits that score: as the programs' --digest"
+    )
 
     for name in ("diff", "accept", "ppl"):
         commands.choices[name].add_argument("--attn", choices=("fp32", "int8"), default="fp32",
@@ -216,8 +220,18 @@ def run(args: argparse.Namespace) -> int:
     context = min(4096, config.max_seq_len) if args.ctx is None else args.ctx
     if not 2 <= context <= config.max_seq_len:
         raise ModelError(f"--ctx is {context}, expected 2 to the model's {config.max_seq_len}")
-    value, n = perplexity(partial(finite_forward, path, config, scheme), ids, bos, context)
+    found = [digest(np.empty(0))]
+
+    def logits_of(window: np.ndarray) -> np.ndarray:
+        logits = finite_forward(path, config, scheme, window)
+        if args.digest:
+            found.append(digest(logits[:-1], found[-1]))
+        return logits
+
+    value, n = perplexity(logits_of, ids, bos, context)
     print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
+    if args.digest:
+        print(f"digest {found[-1]:016x}")
     return 0
 
 

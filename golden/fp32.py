@@ -72,9 +72,11 @@ def scaled_sum(accumulators: np.ndarray, w_scales: np.ndarray, x_scales: np.ndar
     return out
 
 
-def digest(logits: np.ndarray) -> int:
-    """FNV-1a of 64 bits (Fowler, Noll and Vo) over the bytes of logits, fp32: what the programs' --digest prints."""
-    found = 0xCBF29CE484222325
+def digest(logits: np.ndarray, found: int = 0xCBF29CE484222325) -> int:
+    """FNV-1a of 64 bits (Fowler, Noll and Vo) over the bytes of logits, fp32: what the programs' --digest prints.
+
+    found: the digest of the logits before these.
+    """
     for byte in logits.astype("<f4").tobytes():
         found = (found ^ byte) * 0x100000001B3 % (1 << 64)
     return found
