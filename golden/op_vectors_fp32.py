@@ -6,7 +6,7 @@ from formats.checkpoint import Config, RopeScaling, linear, yarn
 from golden.forward import F32, attention, rmsnorm, rope, rope_frequencies, rope_table, softmax, swiglu
 from golden.op_cases import EXACT, OpVectors
 from golden.rotation import random_signs, rotate, rotate_back
-from golden.trace import OP_TOLERANCE, Recorder
+from golden.trace import Recorder
 
 BOUNDARIES = 128, 256  # where programs begin another chunk of a prompt, or another page of the KV cache
 ROPE_POSITIONS = np.array([0, 1, 2, 127, 128, 511, 4095, 131071])
@@ -30,11 +30,11 @@ def add_fp32_operations(vectors: OpVectors, rng: np.random.Generator) -> None:
         add_rope(vectors, f"rope.{name}", config, rng, interleaved=True)
 
     x = np.stack([rng.standard_normal(77) * 4, np.full(77, -80.0), np.linspace(-100, 100, 77)]).astype(F32)
-    vectors.add("softmax", "softmax", {"x": x}, {"out": (softmax(x), OP_TOLERANCE)})
+    vectors.add("softmax", "softmax", {"x": x}, {"out": (softmax(x), EXACT)})
 
     gate = np.concatenate([rng.standard_normal(100) * 3, [0.0, -0.0, 88.0, -88.0, 200.0, -200.0]]).astype(F32)
     up = rng.standard_normal(len(gate)).astype(F32)
-    vectors.add("swiglu", "swiglu", {"gate": gate, "up": up}, {"out": (swiglu(gate, up), OP_TOLERANCE)})
+    vectors.add("swiglu", "swiglu", {"gate": gate, "up": up}, {"out": (swiglu(gate, up), EXACT)})
 
     logits = np.round(rng.standard_normal((8, 300)), 1).astype(F32)
     logits[:4, [7, 40, 128, 299]] = 5.0  # equal ones
@@ -65,9 +65,9 @@ def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Gener
     x = rng.standard_normal((len(ROPE_POSITIONS), 2, config.head_dim)).astype(F32)
     outputs = {
         "frequencies": (rope_frequencies(config), EXACT),
-        "cos": (cos, OP_TOLERANCE),
-        "sin": (sin, OP_TOLERANCE),
-        "out": (rope(x, cos, sin, interleaved), OP_TOLERANCE),
+        "cos": (cos, EXACT),
+        "sin": (sin, EXACT),
+        "out": (rope(x, cos, sin, interleaved), EXACT),
     }
     scaling = None if config.rope_scaling is None else dict(vars(config.rope_scaling))
     if scaling is not None and scaling["kind"] == "llama3":  # which has no more than four numbers
@@ -105,5 +105,5 @@ def add_attention_case(vectors: OpVectors, case: str, q: np.ndarray, k: np.ndarr
     recorder = Recorder()
     out = attention(recorder, "", q, k, v)
     values = {"scores": recorder.tensors["attn.scores"], "probs": recorder.tensors["attn.probs"], "out": out}
-    outputs = {name: (value, OP_TOLERANCE) for name, value in values.items()}
+    outputs = {name: (value, EXACT) for name, value in values.items()}
     vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=len(k) - len(q))

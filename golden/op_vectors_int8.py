@@ -13,7 +13,6 @@ from golden.forward import F32, F64, forward, is_future, softmax
 from golden.op_cases import EXACT, MODEL_TOLERANCE, OpVectors
 from golden.op_vectors_fp32 import around_boundaries
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
-from golden.trace import OP_TOLERANCE
 from golden.w8a8 import quantize_static
 
 # ----------------------------------------------------------------------------
@@ -147,7 +146,7 @@ def beyond_24_bits(n_cols: int) -> tuple[Quantized, Quantized]:
     return Quantized(x, np.ones((1, 1), F32)), Quantized(w.astype(np.int8), np.ones((len(w), 1), F32))
 
 
-def add_product(vectors: OpVectors, name: str, x: Quantized, w: Quantized, limit: float = OP_TOLERANCE) -> None:
+def add_product(vectors: OpVectors, name: str, x: Quantized, w: Quantized, limit: float = EXACT) -> None:
     """One product."""
     inputs = {"x.codes": x.codes, "x.scales": x.scales, "w.codes": w.codes, "w.scales": w.scales}
     outputs = {"accumulators": (accumulators(x, w), EXACT), "out": (matmul(x, w), limit)}
@@ -200,7 +199,7 @@ def add_attention_int8_case(
     sums = np.where(future, 0, score_sums(qc, kc)).astype(np.int32)
     scores = scores_of(sums, q.scales, k.scales, head_dim)
     inputs = {"q_codes": qc, "q_scales": q.scales, "k_codes": kc, "k_scales": k.scales}
-    outputs = {"sums": (sums, EXACT), "scores": (scores, OP_TOLERANCE)}
+    outputs = {"sums": (sums, EXACT), "scores": (scores, EXACT)}
     vectors.add(case + ".scores", "attention_int8_scores", inputs, outputs, first_position=start)
 
     probs = softmax(np.where(future, F32(-np.inf), scores / scores.std()))
@@ -213,7 +212,7 @@ def add_mix(vectors: OpVectors, case: str, probs: np.ndarray, v: Quantized) -> N
     sums = mix_sums(codes, v.codes)
     outputs = {
         "weight_codes": (codes, EXACT), "weight_scales": (scales[..., 0], EXACT), "sums": (sums, EXACT),
-        "out": (mix_of(sums, scales), OP_TOLERANCE),
+        "out": (mix_of(sums, scales), EXACT),
     }  # fmt: skip
     inputs = {"probs": probs, "v_codes": v.codes, "v_scales": v.scales}
     vectors.add(case, "attention_int8_mix", inputs, outputs, first_position=len(v.codes) - len(probs))

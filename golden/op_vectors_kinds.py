@@ -26,7 +26,7 @@ from golden.op_vectors_int8 import add_attention_int8_case, add_mix, add_product
 from golden.op_vectors_moe import add_case, mx_operands, until_clear
 from golden.q8 import Quantized, accumulators, dequantize, matmul, quantize
 from golden.schemes import FileScheme
-from golden.trace import OP_TOLERANCE, Recorder
+from golden.trace import Recorder
 from golden.w8a8 import W8A8, quantize_static, static_places, static_scale
 
 LEAST_AMAX = F32(3.7321948e-37)  # the smallest amax whose 127 / amax is finite
@@ -98,7 +98,7 @@ def add_small_and_large(vectors: OpVectors, rng: np.random.Generator) -> None:
     # silu falls to e^gate: as large as `up` makes up for it, every gate counts alike.
     gate = np.linspace(-87, -1, 130).astype(F32)
     up = (np.exp(-gate.astype(np.float64)) / np.abs(gate) * rng.uniform(0.5, 2, len(gate))).astype(F32)
-    vectors.add("swiglu.slope", "swiglu", {"gate": gate, "up": up}, {"out": (swiglu(gate, up), OP_TOLERANCE)})
+    vectors.add("swiglu.slope", "swiglu", {"gate": gate, "up": up}, {"out": (swiglu(gate, up), EXACT)})
 
 
 # ----------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def add_late_positions(vectors: OpVectors, rng: np.random.Generator) -> None:
     # If another is taken off, exp of what is left overflows; where exp is capped, both come out alike.
     x[np.arange(len(PEAKS)), PEAKS] = 130
     x[np.arange(len(PEAKS)), np.minimum(np.add(PEAKS, 1), 298)] = 129
-    vectors.add("softmax.long", "softmax", {"x": x}, {"out": (softmax(x), OP_TOLERANCE)})
+    vectors.add("softmax.long", "softmax", {"x": x}, {"out": (softmax(x), EXACT)})
 
     def drawn(n: int, n_heads: int, head_dim: int) -> np.ndarray:
         return rng.standard_normal((n, n_heads, head_dim)).astype(F32)
@@ -156,7 +156,7 @@ def add_kept(vectors: OpVectors, rng: np.random.Generator) -> None:
                 q[:] *= F32(1e-2)
                 k, v = (edges(x, kv, rng) for x in (k, v))
             out = attention_kept(kv, ignore, "", q, k, v)
-            outputs = {"out": (out, OP_TOLERANCE)}
+            outputs = {"out": (out, EXACT)}
             for name, x in (("k", k), ("v", v)):
                 if kv == "f16":
                     outputs[f"{name}_kept"] = kept_half(x), EXACT
@@ -233,7 +233,7 @@ def add_table(vectors: OpVectors, rng: np.random.Generator) -> None:
     inputs = {"x.codes": x.codes, "x.scales": x.scales, "rows": ids}
     outputs = {
         "accumulators": (accumulators(x, table(ids, 32)), EXACT),
-        "logits": (logits[:, ids], OP_TOLERANCE),
+        "logits": (logits[:, ids], EXACT),
         "ids": (logits.argmax(axis=-1).astype(np.int32), EXACT),
     }
     vectors.add("classifier", "classifier", inputs, outputs, group_size=32, **rule)

@@ -29,7 +29,6 @@ from golden.op_cases import EXACT, OpVectors
 from golden.op_vectors_gptq import format_name, random_matrix, random_table
 from golden.q8 import Quantized, rows_of
 from golden.routing import combine, route
-from golden.trace import OP_TOLERANCE
 
 M, E, K, N = 7, 4, 64, 64  # rows, experts, input channels, output channels where operands are not smaller
 ENDS = np.array([0, 3, 3, 6], np.int32)  # of each expert's rows: two experts without rows, and a row of nobody
@@ -120,7 +119,7 @@ def add_route(vectors: OpVectors, rng: np.random.Generator) -> None:
     for n_active in (1, 3, 16):
         for normalize in (False, True):
             chosen, weights = route(logits, n_active, normalize)
-            outputs = {"experts": (chosen, EXACT), "weights": (weights, OP_TOLERANCE)}
+            outputs = {"experts": (chosen, EXACT), "weights": (weights, EXACT)}
             name = f"route.{n_active}{'n' if normalize else ''}"
             vectors.add(name, "route", {"logits": logits}, outputs, n_active=n_active, norm_topk_prob=normalize)
 
@@ -132,7 +131,7 @@ def add_combine(vectors: OpVectors, rng: np.random.Generator) -> None:
         outputs = (rng.standard_normal((5, k, 24)) * np.exp(rng.uniform(-3, 3, (5, k, 1)))).astype(F32)
         inputs = {"outputs": outputs, "experts": chosen, "weights": weights}
         out = combine(outputs, chosen, weights)
-        vectors.add(f"moe_combine.{k}", "moe_combine", inputs, {"out": (out, OP_TOLERANCE)})
+        vectors.add(f"moe_combine.{k}", "moe_combine", inputs, {"out": (out, EXACT)})
 
 
 # ----------------------------------------------------------------------------
@@ -190,15 +189,15 @@ def add_case(
     inputs |= {"group_list": group_list, "before.codes": before.codes, "before.scales": before.scales}
     outputs = {
         "out.codes": (out.codes, EXACT),
-        "out.scales": (out.scales, EXACT if isinstance(x, MX) or exact else OP_TOLERANCE),
+        "out.scales": (out.scales, EXACT),
     }
     if np.isfinite(product).all():
         hidden = swiglu(product[:, : n // 2], product[:, n // 2 :])
-        outputs |= {"product": (product, OP_TOLERANCE), "hidden": (hidden, OP_TOLERANCE)}
+        outputs |= {"product": (product, EXACT), "hidden": (hidden, EXACT)}
     if sums:
         outputs["sums"] = np.concatenate(sums), EXACT
     if isinstance(weight, Int4Experts):
-        outputs["assist"] = weight.assist, OP_TOLERANCE
+        outputs["assist"] = weight.assist, EXACT
     ops = {Int8Experts: "grouped_a8w8", Int4Experts: "grouped_a8w4", MX: "grouped_mxfp8", Quantized: "ladder_experts"}
     op = ops[type(weight)]
     vectors.add(f"{op}.{case}", op, inputs, outputs, group_list_type=kind, **parameters)

@@ -8,6 +8,38 @@ import numpy as np
 F16, F32, F64 = np.float16, np.float32, np.float64
 
 
+# ---- arithmetic
+
+
+def fma(a, b, c):
+    """a * b + c rounded once: in fp64 the last bit is odd if anything was lost (Boldo and Melquiond 2008)."""
+    p, c = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = np.asarray(p + c)
+        back = s - p
+        lost = (p - (s - back)) + (c - back)
+        even = (lost != 0) & (s.view(np.int64) & 1 == 0)
+        return np.where(even, np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)), s).astype(F32)
+
+
+def exp(x):
+    x = np.clip(x, F32(-87), F32(88))
+    n = fma(x, F32(1.44269504), F32(12582912)) - F32(12582912)
+    r = fma(n, F32(2.12194440e-4), fma(-n, F32(0.693359375), x))
+    p = F32(1) / F32(5040)
+    for divisor in (720, 120, 24, 6, 2, 1, 1):
+        p = fma(p, r, F32(1) / F32(divisor))
+    return np.ldexp(p, n.astype(np.int32))
+
+
+def in_order(parts):
+    """The sum of parts along the first axis, one after the other, in their type."""
+    total = np.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
+    return total
+
+
 # ---- quantizing
 
 
@@ -60,7 +92,7 @@ def matmul(inputs, group_size, sums=group_sums, to_float=lambda acc: acc.astype(
     xs, ws = inputs["x.scales"], inputs["w.scales"]
     out = np.zeros(acc.shape[:2], F32)
     for g in range(acc.shape[2]):
-        out += to_float(acc[..., g]) * (xs[:, None, g] * ws[None, :, g])
+        out = fma(to_float(acc[..., g]), xs[:, None, g] * ws[None, :, g], out)
     return {"accumulators": acc, "out": out}
 
 
@@ -109,15 +141,15 @@ def rope(positions, x, head_dim, theta, scaling, pairs, frequencies=rope_frequen
         else (np.arange(half), np.arange(half, head_dim))
     )
     a, b, out = x[..., first], x[..., second], np.empty_like(x)
-    out[..., first] = a * cos[:, None] - b * sin[:, None]
-    out[..., second] = a * sin[:, None] + b * cos[:, None]
+    out[..., first] = fma(a, cos[:, None], -(b * sin[:, None]))
+    out[..., second] = fma(a, sin[:, None], b * cos[:, None])
     return {"frequencies": freq, "cos": cos, "sin": sin, "out": out}
 
 
-def softmax(x, subtract_largest=True):
-    with np.errstate(over="ignore", invalid="ignore"):
-        e = np.exp(x - x.max(axis=-1, keepdims=True) if subtract_largest else x)
-        return {"out": (e / e.sum(axis=-1, keepdims=True)).astype(F32)}
+def softmax(x, subtract_largest=True, lanes=16):
+    e = exp(x - x.max(axis=-1, keepdims=True) if subtract_largest else x)
+    sums = [in_order(np.moveaxis(e[..., lane::lanes], -1, 0)) for lane in range(min(lanes, e.shape[-1]))]
+    return {"out": e * (F32(1) / in_order(sums))[..., None]}
 
 
 def by_division(head, n_heads, n_kv_heads):
@@ -134,8 +166,12 @@ def as_they_came(k, v, _first_position):
     return k, v
 
 
-def attention(q, k, v, first_position, kv_head=by_division, seen_at=up_to_its_own, cached=as_they_came):
+def attention(
+    q, k, v, first_position, kv_head=by_division, seen_at=up_to_its_own, cached=as_they_came, scales=(None, None)
+):
+    """scales: of the codes k and v, (positions, kv heads)."""
     n, n_heads, head_dim = q.shape
+    k_scales, v_scales = (np.ones(k.shape[:2], F32) if s is None else s for s in scales)
     k, v = cached(k, v, first_position)
     scores = np.zeros((n, n_heads, len(k)), F32)
     probs, out = np.zeros_like(scores), np.zeros(q.shape, F32)
@@ -143,9 +179,13 @@ def attention(q, k, v, first_position, kv_head=by_division, seen_at=up_to_its_ow
         seen = seen_at(first_position + t)
         for h in range(n_heads):
             g = kv_head(h, n_heads, k.shape[1])
-            scores[t, h, :seen] = k[:seen, g] @ q[t, h] / F32(np.sqrt(head_dim))
+            for i in range(head_dim):
+                scores[t, h, :seen] = fma(q[t, h, i], k[:seen, g, i], scores[t, h, :seen])
+            scores[t, h, :seen] *= F32(1) / np.sqrt(F32(head_dim)) * k_scales[:seen, g]
             probs[t, h, :seen] = softmax(scores[t, h, :seen])["out"]
-            out[t, h] = probs[t, h, :seen] @ v[:seen, g]
+            weights = probs[t, h, :seen] * v_scales[:seen, g]
+            for position in range(seen):
+                out[t, h] = fma(weights[position], v[position, g], out[t, h])
     return {"scores": scores, "probs": probs, "out": out}
 
 
@@ -160,7 +200,7 @@ def attention_int8_scores(
         for h in range(n_heads):
             g = kv_head(h, n_heads, k_codes.shape[1])
             sums[t, h, :seen] = k_codes[:seen, g].astype(np.int32) @ q_codes[t, h].astype(np.int32)
-            factor = F32(q_scales[t, h] * F32(1 / np.sqrt(head_dim)))
+            factor = q_scales[t, h] * (F32(1) / np.sqrt(F32(head_dim)))
             scores[t, h, :seen] = sums[t, h, :seen].astype(F32) * (factor * k_scales[:seen, g])
     return {"sums": sums, "scores": scores}
 
@@ -211,15 +251,17 @@ def kept_q8(x):
 
 def attention_kv(q, k, v, kv, first_position):
     """Attention over what a cache keeps in fp16, or in int8."""
-    outputs, kept = {}, []
+    outputs, kept, scales = {}, [], []
     for name, x in (("k", k), ("v", v)):
         if kv == "f16":
             outputs[f"{name}_kept"] = kept_half(x)
             kept.append(outputs[f"{name}_kept"].astype(F32))
+            scales.append(None)
         else:
-            codes, scales = outputs[f"{name}_codes"], outputs[f"{name}_scales"] = kept_q8(x)
-            kept.append(codes * scales[..., None])
-    return outputs | {"out": attention(q, *kept, first_position)["out"]}
+            codes, scale = outputs[f"{name}_codes"], outputs[f"{name}_scales"] = kept_q8(x)
+            kept.append(codes.astype(F32))
+            scales.append(scale)
+    return outputs | {"out": attention(q, *kept, first_position, scales=scales)["out"]}
 
 
 def walsh_hadamard(x):
@@ -242,8 +284,7 @@ def rotate(x, s, block):
 
 
 def swiglu(gate, up):
-    with np.errstate(over="ignore"):
-        return {"out": (gate / (1 + np.exp(-gate)) * up).astype(F32)}
+    return {"out": gate / (1 + exp(-gate)) * up}
 
 
 def argmax(logits, last=False):

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tests.ports import gptq_expand, quantize, swiglu
+from tests.ports import exp, fma, gptq_expand, in_order, quantize, swiglu
 
 F32, F64 = np.float32, np.float64
 FORMATS = {"e4m3": (4, 3, 7, 448.0, 8), "e5m2": (5, 2, 15, 57344.0, 15)}  # exponent, mantissa, bias, largest, emax
@@ -112,31 +112,25 @@ def best_first(row):
 def route(logits, n_active, norm_topk_prob, order=best_first, by_probability=False, scores=None):
     experts, weights = np.zeros((len(logits), n_active), np.int32), np.zeros((len(logits), n_active), F32)
     for t, row in enumerate(logits):
-        e = np.exp(row - row.max())
-        probs = (e / e.sum()).astype(F32)
+        e = exp(row - row.max()).astype(F64)
+        probs = (e / in_order(e)).astype(F32)
         experts[t] = order(probs if by_probability else row)[:n_active]
-        if scores is not None:
-            probs = scores(row, experts[t])
-        weights[t] = probs[experts[t]]
-        if norm_topk_prob:
-            weights[t] /= weights[t].sum()
+        chosen = (e if scores is None else scores(row, experts[t]))[experts[t]]
+        total = in_order(chosen) if norm_topk_prob else in_order(e) if scores is None else 1
+        weights[t] = chosen / total
     return {"experts": experts, "weights": weights}
-
-
-def weighted(outputs, weights):
-    return outputs * weights[..., None]
 
 
 def rising(experts):
     return np.argsort(experts, axis=-1)
 
 
-def moe_combine(outputs, experts, weights, terms=weighted, order=rising):
-    """Each token's experts, best first, added one after the other in fp32."""
-    parts = np.take_along_axis(terms(outputs, weights), order(experts)[..., None], axis=1)
-    out = np.zeros(parts[:, 0].shape, F32)
-    for i in range(parts.shape[1]):
-        out += parts[:, i]
+def moe_combine(outputs, experts, weights, weight_of=lambda weight: weight, order=rising):
+    """Each token's experts, in the order of their numbers, added one after the other."""
+    out = np.zeros(outputs[:, 0].shape, F32)
+    for chosen in order(experts).T:
+        row = np.arange(len(out))
+        out = fma(weight_of(weights[row, chosen])[:, None], outputs[row, chosen], out)
     return {"out": out}
 
 
@@ -185,7 +179,7 @@ def grouped_a8w8(tensors, group_list_type, quantized=by_row, **change):
 
     def product_of(rows, expert):
         sums = x[rows] @ tensors["weight.codes"][expert].T.astype(np.int64)
-        return sums.astype(F32) * (scale[rows] * tensors["weight.scales"][expert])
+        return fma(sums.astype(F32), scale[rows] * tensors["weight.scales"][expert], F32(0))
 
     return grouped(tensors, group_list_type, product_of, quantized, **change)
 
@@ -205,12 +199,16 @@ def grouped_a8w4(tensors, group_list_type, sums_of=by_split, quantized=by_row, *
     x, w, scales = tensors["x.codes"], tensors["weight.codes"].astype(np.int64), tensors["weight.scales"]
     n_groups, all_sums = scales.shape[2], []
     size = x.shape[1] // n_groups
+    part = size if size % 64 else 64  # of a group, whose sum is scaled
 
     def product_of(rows, expert):
-        parts = [slice(g * size, (g + 1) * size) for g in range(n_groups)]
-        sums = np.stack([sums_of(x[rows, part], w[expert][:, part]) for part in parts], axis=-1).astype(np.int32)
-        all_sums.append(sums)
-        return (sums.astype(F32) * scales[expert]).sum(axis=-1) * tensors["x.scales"][rows]
+        parts = [slice(at, at + part) for at in range(0, x.shape[1], part)]
+        sums = np.stack([sums_of(x[rows, at], w[expert][:, at]) for at in parts], axis=-1).astype(np.int32)
+        all_sums.append(sums.reshape(*sums.shape[:2], n_groups, -1).sum(axis=-1, dtype=np.int32))
+        out = np.zeros(sums.shape[:2], F32)
+        for i, at in enumerate(parts):
+            out = fma(sums[..., i].astype(F32), scales[expert][:, at.start // size] * tensors["x.scales"][rows], out)
+        return out
 
     outputs = grouped(tensors, group_list_type, product_of, quantized, **change)
     group_sums = w.reshape(*scales.shape, size).sum(axis=-1)
@@ -224,7 +222,11 @@ def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantiz
     w = mx_dequantize(tensors["weight.codes"], tensors["weight.scales"], element, block, **(w_has or {}))
 
     def product_of(rows, expert):
-        return (x[rows] @ w[expert].T + 0.0).astype(F32)
+        out = np.zeros((rows.stop - rows.start, w.shape[1]), F32)
+        for at in range(0, x.shape[1], block):
+            terms = x[rows, None, at : at + block] * w[expert][None, :, at : at + block]
+            out = out + in_order(np.moveaxis(terms, -1, 0)).astype(F32)
+        return out
 
     def codes_and_scales(values):
         return quantized(values, element, block)
@@ -250,7 +252,10 @@ def ladder_experts(tensors, group_list_type, bits, group, sparse, two_level, int
         codes = w["w.codes"].astype(np.int64)
         spans = [slice(at, at + group_size) for at in range(0, x.shape[1], group_size)]
         all_sums.append(np.stack([x[rows, span] @ codes[:, span].T for span in spans], axis=-1).astype(np.int32))
-        return (all_sums[-1].astype(F32) * (w["w.scales"] * scales[rows][:, None])).sum(axis=-1)
+        out = np.zeros(all_sums[-1].shape[:2], F32)
+        for g in range(len(spans)):
+            out = fma(all_sums[-1][..., g].astype(F32), w["w.scales"][:, g] * scales[rows, g, None], out)
+        return out
 
     def by_group(values):
         return quantized(values, group_size=group_size)
