@@ -34,7 +34,7 @@ def test_quick_part():
     """Array, scalers and quantizer against the golden vectors; with FULL=1 every module."""
     printed = make(*(["hw-lint", "hw-unit", "hw-icarus", "hw-cocotb", "hw-hls"] if FULL else ["hw-quick"]), "-j2")
     assert len(re.findall(r"Status: SUCCESS!", printed)) == (11 if FULL else 3)
-    assert len(re.findall(r"^(?:tile|scaler)_tb, .*: equal: ", printed, re.MULTILINE)) >= 3
+    assert len(re.findall(r"^(?:tile|scaler)_tb, .*: equal: ", printed, re.MULTILINE)) >= 2
     print(printed.splitlines()[-1])
 
 
@@ -163,7 +163,7 @@ def test_what_is_counted_elaborates(top, parameters):
 def test_tiles_of_another_array():
     """Golden tiles and the scalers below them on 8 x 32, in Icarus."""
     printed = make("hw-icarus-quick", "ARRAY=8x32")
-    assert len(re.findall(r"^(?:tile|scaler)_tb, 8x32, matmul\.16x64x64g64: equal: ", printed, re.MULTILINE)) == 3
+    assert len(re.findall(r"^(?:tile|scaler)_tb, 8x32, matmul\.16x64x64g64: equal: ", printed, re.MULTILINE)) == 2
 
 
 @needs_tools
