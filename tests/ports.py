@@ -148,8 +148,9 @@ def rope(positions, x, head_dim, theta, scaling, pairs, frequencies=rope_frequen
 
 def softmax(x, subtract_largest=True, lanes=16):
     e = exp(x - x.max(axis=-1, keepdims=True) if subtract_largest else x)
-    sums = [in_order(np.moveaxis(e[..., lane::lanes], -1, 0)) for lane in range(min(lanes, e.shape[-1]))]
-    return {"out": e * (F32(1) / in_order(sums))[..., None]}
+    with np.errstate(over="ignore"):  # of what is not subtracted
+        sums = [in_order(np.moveaxis(e[..., lane::lanes], -1, 0)) for lane in range(min(lanes, e.shape[-1]))]
+        return {"out": e * (F32(1) / in_order(sums))[..., None]}
 
 
 def by_division(head, n_heads, n_kv_heads):

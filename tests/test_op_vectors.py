@@ -366,6 +366,7 @@ MISTAKES = {
     "a weight code of -128": matmul_with(sums=sign_trick),
     "int32 to fp32 truncated": matmul_with(to_float=truncated),
     "softmax without the maximum": {"softmax": partial(ports.softmax, subtract_largest=False)},
+    "softmax in 8 sums": {"softmax": partial(ports.softmax, lanes=8)},
     "kv head by modulo": {
         "attention": partial(ports.attention, kv_head=lambda head, _n_heads, n_kv_heads: head % n_kv_heads)
     },
