@@ -16,7 +16,7 @@ A step that fails does not keep the next from running; the exit code is 0 if non
 and of the back end no speed.
 
 It runs on a machine that has the CUDA toolkit and Python with numpy and nothing else, so it imports only what needs no
-other package: bench/make_model.py, formats/ and tests/run.py. Model files for `models` are taken from build/models, or
+other package: models/by_rule.py, formats/ and tests/run.py. Model files for `models` are taken from build/models, or
 from build/gpu-files, where `make gpu-files` puts what a bare machine lacks.
 """
 
@@ -38,7 +38,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.make_model import POOL_SIZE, write_model
 from bench.predict import CARDS, Card, read_counts, tokens_per_s
 from bench.random_checkpoint import config_of
 from bench.run import Work, work_of
@@ -46,6 +45,7 @@ from formats.checkpoint import Config
 from formats.model_file import EXTENSION_OFFSET
 from formats.safetensors import read as read_safetensors
 from formats.tensors import HEADER_SIZE
+from models.by_rule import write_model
 from tests.run import doctest_counts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -449,12 +449,12 @@ def ladder(context: Context) -> Result:
 SHAPES = {"Qwen3-8B": config_of("qwen3-8b"), "Llama-3.2-1B": config_of("llama-3.2-1b")}
 
 
-def write_random_model(path: Path, config: Config, pool_size: int = POOL_SIZE) -> None:
+def write_random_model(path: Path, config: Config) -> None:
     """An AWQ file of that shape. Qwen3 goes without our extension block, as other programs write it.
 
     Llama needs it, as a file without is taken for Qwen3.
     """
-    write_model(config, path, "awq", progress=False, pool_size=pool_size)
+    write_model(config, path, "awq", progress=False)
     if config.arch == "qwen3":
         with path.open("r+b") as f:
             f.seek(EXTENSION_OFFSET)

@@ -16,9 +16,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.make_model import write_model
 from bench.random_checkpoint import config_of
 from bench.versions import positive
+from models.by_rule import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "build" / "bench" / "llama-3.2-1b.q8.bin"

@@ -5,7 +5,7 @@
 runq_moe reads the file where it lies (--mmap) within a memory control group (cgroup v2) whose limit is a share of
 the file's size, and room for the program itself. The file is taken out of memory before each run, as its pages are
 charged to whoever read them first. A prompt of 128 tokens, which is not counted, goes to nearly all experts and fills
-memory. Models with random weights are what bench.make_model writes; with --skew a quarter of the experts gets most
+memory. Models with random weights are what models.by_rule writes; with --skew a quarter of the experts gets most
 tokens.
 """
 

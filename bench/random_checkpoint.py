@@ -38,10 +38,11 @@ MODELS = {
     "qwen3-1.7b": QWEN3 | shape(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
     "qwen3-4b": QWEN3 | shape(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
     "qwen3-8b": QWEN3 | shape(4096, 12288, 36, 32, 8) | {"tie_word_embeddings": False},
+    "qwen3-14b": QWEN3 | shape(5120, 17408, 40, 40, 8) | {"tie_word_embeddings": False},
 }
 
 
-MIXTURES = {  # of experts; of these, bench/make_model.py makes files
+MIXTURES = {  # of experts; of these, models/by_rule.py makes files
     "qwen3-30b-a3b": QWEN3 | shape(2048, 6144, 48, 32, 4) | {
         "model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8,
         "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
@@ -58,7 +59,7 @@ def config_of(name: str, layers: int | None = None) -> Config:
 
 def write_checkpoint(name: str, out: Path) -> None:
     """Writes config.json, two shards of about the same size and their index."""
-    import ml_dtypes  # here, because bench/make_model.py takes the shapes from this module and has numpy alone
+    import ml_dtypes  # here, because models/by_rule.py takes the shapes from this module and has numpy alone
     from safetensors.numpy import save_file
     from tqdm import tqdm
 

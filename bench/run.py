@@ -6,7 +6,7 @@
 The limits come from build/limits: how fast all threads read memory and how many int8 multiply-adds they do. They are
 measured anew before every model of every round, because a machine is not always equally fast; and a run that decodes
 reads as many bytes between any two tokens, and counts against the average of that. The models have random weights
-(bench/make_model.py). Rounds interleave, so that a slow minute hurts everything alike.
+(models/by_rule.py). Rounds interleave, so that a slow minute hurts everything alike.
 
 What counts, for prefill and decode alike: each token's multiply-adds in the layers' matrices, and the classifier's
 for the tokens that need logits (in prefill the last one); the bytes of the layers' matrices once a pass, of the
@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.make_model import SCHEMES, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline
 from formats.checkpoint import Config
 from formats.tensors import matrix_shapes
+from models.by_rule import SCHEMES, write_model
 
 N_DECODE = 24
 # (prompt, tokens generated after it, phases to report), and how many positions that are made up stand before

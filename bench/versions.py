@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.versions", description=__doc__.splitlines()[0])
     parser.add_argument("base", help="the other version: a commit, or a folder with its files")
     parser.add_argument("program", choices=("runq", "runq_w8a8", "runq_gptq", "runq_moe"))
-    parser.add_argument("model", help="a model file of that program, for instance of bench.make_model")
+    parser.add_argument("model", help="a model file of that program, for instance of models.by_rule")
     parser.add_argument("--starts", type=positive, default=5, help="processes for each figure (5)")
     parser.add_argument("--seconds", type=float, default=2, help="that a process lets them run in turns (2)")
     parser.add_argument(

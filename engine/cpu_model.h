@@ -104,8 +104,29 @@ struct CpuModel : Model {
         return logits.last(size_t(n_logits) * size_t(config.vocab_size));
     }
     bool fill_cache(int n) override {
-        if constexpr (requires { m->state.int8_attention; })
-            if (m->state.int8_attention) return m->state.int8.cache.fill(n), true;
-        return m->state.cache.fill(n), true;
+        const int width = m->file.config.kv_dim(), head_dim = m->file.config.head_dim;
+        parallel_for(int64_t(config.n_layers) * n, [&](int64_t i) {
+            const int l = int(i / n), pos = int(i % n);
+            std::vector<float> k(size_t(width), 0), v = k;
+            made_up(k.data(), width, l, 0, pos), made_up(v.data(), width, l, 1, pos);
+            for (int h = 0; h < width / head_dim; h++)
+                fill_head(l, h, pos, &k[h * head_dim], &v[h * head_dim]);
+        });
+        return true;
+    }
+
+  private:
+    void fill_head(int layer, int head, int pos, const float* k, const float* v) {
+        if constexpr (requires { m->state.int8_attention; }) {
+            if (m->state.int8_attention) {
+                const int n = config.head_dim;
+                std::vector<int8_t> codes(2 * size_t(n));
+                const float k_scale = quantize_group(codes.data(), 1, k, n);
+                const float v_scale = quantize_group(codes.data() + n, 1, v, n);
+                return m->state.int8.cache.append(layer, head, pos, codes.data(), k_scale, codes.data() + n,
+                                                  v_scale);
+            }
+        }
+        m->state.cache.append(layer, head, pos, k, v);
     }
 };

@@ -26,6 +26,7 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.attention_int8 import attention_int8
 from golden.calibration import read_text
+from golden.digests import compare_digests
 from golden.forward import Fp32, Scheme, finite_forward, forward
 from golden.fp32 import digest
 from golden.hex_files import FORMATS, Options, write_text
@@ -102,8 +103,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p = commands.add_parser("diff", help="judge a port's trace, or its outputs of the op vectors, step by step",
                             epilog="exit code 0: all is within the contract; 1: a step is outside, or there is none; "
                             "3: what is there is within, but steps are missing")  # fmt: skip
-    p.add_argument("a", type=Path, help="the reference's trace, or golden/data/ops.safetensors")
-    p.add_argument("b", type=Path, help="the port's: the steps or outputs that it has")
+    p.add_argument("a", type=Path, help="the reference's trace, digests (golden/sizes), or golden/data/ops.safetensors")
+    p.add_argument("b", type=Path, help="the port's: the steps, digests or outputs that it has")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
     p.add_argument("--model", type=Path, metavar="MODEL|FILE.bin",
                    help="judge each operation of B alone, from B's own inputs; a MODEL means Q8")  # fmt: skip
@@ -188,6 +189,10 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(write_passes(args.case, args.file, args.tile, args.transpose, args.format, args.out))
         return 0
     if args.command == "diff":
+        if args.a.suffix == ".json":
+            text, code = summarize(compare_digests(args.a, args.b), args.verbose)
+            print(text)
+            return code
         tolerances = read_tolerances(args.profile, args.tolerance)
         a, b = read_trace(args.a), read_trace(args.b)
         check_positions(args.a, a)

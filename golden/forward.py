@@ -344,6 +344,10 @@ class Past:
         self.n_tokens = 0
         self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
+    def begin_behind(self, n_tokens: int, rows: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Begins behind n_tokens positions of which nothing is known but keys and values, by the layer's prefix."""
+        self.n_tokens, self._rows = n_tokens, rows
+
     def with_past(self, layer: str, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """k and v of all positions so far, (n_keys, G, head_dim); the pass brings those of the last."""
         if layer in self._rows:

@@ -1,4 +1,4 @@
-"""fp32 arithmetic that has one answer: a fused multiply-add, the programs' exponential, sums in lanes.
+"""fp32 arithmetic that has one answer: a fused multiply-add, the programs' exponential, sums in lanes; and hashes.
 
 docs/numerics.md has the contract. All take and return fp32, of any shapes that numpy broadcasts.
 """
@@ -80,3 +80,11 @@ def digest(logits: np.ndarray, found: int = 0xCBF29CE484222325) -> int:
     for byte in logits.astype("<f4").tobytes():
         found = (found ^ byte) * 0x100000001B3 % (1 << 64)
     return found
+
+
+def splitmix64(x: np.ndarray) -> np.ndarray:
+    """Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators": uint64 to uint64, modulo 2^64."""
+    z = x + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import ladder, make_model, versions
-from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource
+from bench import ladder, versions
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
@@ -28,6 +27,7 @@ from golden.forward import forward, ignore
 from golden.gptq import GPTQ
 from golden.moe import MoE
 from golden.w8a8 import W8A8
+from models.by_rule import MOE_SCHEMES, SCHEMES, write_model
 from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,6 @@ PROGRAMS = {
 }  # by the scheme of the files that they run
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
 HERE = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
-write_model = partial(make_model.write_model, pool_size=1 << 20)  # to draw as much as for a real model takes longest
 
 
 def tiny(name, scheme="q8"):
@@ -254,7 +253,7 @@ def test_schemes_of_the_other_kind_of_model_are_refused(tmp_path):
         (("--like", "qwen3-0.6b", "--scheme", "a8w4"), "--scheme is a8w4, a model without experts has q8, w8a8"),
         (("--like", "qwen3-0.6b", "--layers", "0"), "--layers is 0, expected 1 to 4096"),
     ):
-        done = run_here("bench.make_model", *options, tmp_path / "m")
+        done = run_here("models.by_rule", *options, tmp_path / "m")
         assert done.returncode == 2
         assert text in done.stderr
         assert not list(tmp_path.iterdir())
@@ -268,7 +267,7 @@ import sys
 sys.modules.update(dict.fromkeys({blocked}))  # importing None is an ImportError
 from dataclasses import replace
 from pathlib import Path
-from bench.make_model import write_model
+from models.by_rule import write_model
 from bench.random_checkpoint import config_of
 config = replace(config_of("qwen3-8b"), dim=128, hidden_dim=256, n_layers=1, n_heads=2, n_kv_heads=1, vocab_size=64)
 write_model(config, Path(sys.argv[1]), "awq")
@@ -276,16 +275,6 @@ write_model(config, Path(sys.argv[1]), "awq")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert AWQ(tmp_path / "m").config.n_layers == 1
-
-
-def test_pools_wrap_around(tmp_path):
-    source = RandomSource(size=256)
-    with (tmp_path / "f").open("wb") as f:
-        source.write(f, source.codes, 1000)
-    codes = np.fromfile(tmp_path / "f", np.int8)
-    assert len(codes) == 1000
-    assert np.array_equal(codes[256:512], codes[:256])
-    assert codes.min() >= -127
 
 
 # ----------------------------------------------------------------------------

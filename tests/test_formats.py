@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.make_model import SCHEMES as MADE
-from bench.make_model import write_model
 from bench.random_checkpoint import config_of
 from export.__main__ import EXPORTERS
 from formats.checkpoint import DENSE, SPARSE, Checkpoint
@@ -19,6 +17,8 @@ from formats.model_file import read_format, read_header
 from formats.schemes import FORMATS, format_of
 from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
 from golden.schemes import SCHEMES, goldens, random_goldens
+from models.by_rule import SCHEMES as MADE
+from models.by_rule import write_model
 from tests.helpers import MODELS, ROOT, run_golden, seal
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
@@ -197,5 +197,5 @@ def test_programs_list_the_same_tensors_of_an_untied_model(tmp_path, scheme, sha
         config_of(shape), dim=128, hidden_dim=256, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=64, vocab_size=320,
         max_seq_len=64, tied=False,
     )  # fmt: skip
-    write_model(config, tmp_path / "model.bin", scheme, progress=False, pool_size=5000)
+    write_model(config, tmp_path / "model.bin", scheme, progress=False)
     check_list(tmp_path / "model.bin")

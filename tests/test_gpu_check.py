@@ -53,7 +53,7 @@ def context(tmp_path):
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_files_load_and_run(tmp_path, name):
     shape, path = small(name), tmp_path / "model.bin"
-    gpu_check.write_random_model(path, shape, pool_size=5000)
+    gpu_check.write_random_model(path, shape)
     done = runq_awq(path, "--info")
     assert done.returncode == 0, done.stderr
     info = dict(re.findall(r"^(\w+) +(.*)$", done.stdout, re.M))
@@ -79,7 +79,7 @@ def test_random_files_load_and_run(tmp_path, name):
 
 @needs_program
 def test_bench_output_is_read(tmp_path):
-    gpu_check.write_random_model(tmp_path / "model.bin", small("Llama-3.2-1B"), pool_size=5000)
+    gpu_check.write_random_model(tmp_path / "model.bin", small("Llama-3.2-1B"))
     done = runq_awq(tmp_path / "model.bin", "--bench", "5,3")
     assert done.returncode == 0, done.stderr
     bench = gpu_check.parse_bench(done.stdout, done.stderr)
@@ -94,7 +94,7 @@ def test_bench_output_is_read(tmp_path):
 def test_files_are_what_an_export_writes(tmp_path, name):
     """As long as its tensors, and with a header that the reference reads, as another program's for Qwen3."""
     config, path = small(name), tmp_path / "model.bin"
-    gpu_check.write_random_model(path, config, pool_size=5000)
+    gpu_check.write_random_model(path, config)
     assert path.stat().st_size == weights_end(awq_tensors(config, 128))
     read = read_header(path, AWQ_FILE)
     assert replace(read.config, norm_eps=config.norm_eps) == config
@@ -523,7 +523,7 @@ from dataclasses import replace
 from pathlib import Path
 from bench import gpu_check
 config = replace(gpu_check.SHAPES["Qwen3-8B"], **{SMALL["Qwen3-8B"]}, vocab_size=320)
-gpu_check.write_random_model(Path({str(tmp_path / "m")!r}), config, pool_size=5000)
+gpu_check.write_random_model(Path({str(tmp_path / "m")!r}), config)
 trace = gpu_check.read_safetensors(gpu_check.DATA / "tiny-llama.awq.trace.safetensors")
 print(len(trace["tokens"]))
 print(*sorted({{name.split(".")[0] for name in sys.modules}} & {{p.name for p in Path().iterdir()}}))
@@ -535,7 +535,7 @@ print(*sorted({{name.split(".")[0] for name in sys.modules}} & {{p.name for p in
 
 
 def test_header_without_extension_is_zero_there(tmp_path):
-    gpu_check.write_random_model(tmp_path / "m", small("Qwen3-8B"), pool_size=5000)
+    gpu_check.write_random_model(tmp_path / "m", small("Qwen3-8B"))
     head = (tmp_path / "m").read_bytes()[:256]
     assert head[0x2D:] == bytes(256 - 0x2D)
     assert struct.unpack_from("<ii", head, 0x25) == (128, 128)

@@ -38,7 +38,7 @@ COMMANDS = [
     ("export", ("gptq", LLAMA, "OUT/m.bin", "--rtn"), 0),
     ("export", ("moe", MOE, "OUT/m.bin", "--no-smooth", "--format", "a8w4", "--no-tokenizer"), 0),
     ("export", (), 2),
-    ("bench.make_model", ("--like", "qwen3-0.6b", "--layers", "0", "OUT/m.bin"), 2),
+    ("models.by_rule", ("--like", "qwen3-0.6b", "--layers", "0", "OUT/m.bin"), 2),
     ("bench.systolic", (LLAMA, "--rows", "8", "--cols", "8"), 0),
     ("models.outliers", (LLAMA, "OUT"), 1),
 ]

@@ -76,6 +76,7 @@ Other
       --print-ids       print token ids instead of text
       --digest          print a hash of the logits, the same on every machine
       --trace PATH      write every intermediate tensor to a safetensors file
+      --cache-rule N    begin at position N, behind keys and values by a rule
       --trace-from POS  of these only those of positions POS and up, but
                         tokens, keys and values of all
       --rope-theta F    replace the model's RoPE base
@@ -148,6 +149,7 @@ struct Options {
     bool print_ids = false, digest = false;
     std::optional<std::string> trace;  // path
     std::optional<int> trace_from;     // position
+    int cache_rule = 0;                // positions whose keys and values are made up
     std::optional<float> rope_theta;
     std::map<std::string, std::string> own;  // the program's own options; those without a value if given
     bool help = false, version = false;
@@ -320,6 +322,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         {"", "--print-ids", [&] { o.print_ids = true; }},
         {"", "--digest", [&] { o.digest = true; }},
         {"", "--trace", [&] { o.trace = value(); }},
+        {"", "--cache-rule", [&] { o.cache_rule = whole(0, INT_MAX); }},
         {"", "--trace-from", [&] { o.trace_from = whole(0, INT_MAX); }},
         {"", "--rope-theta", [&] { o.rope_theta = real(1, 1e12); }},
         {"-h", "--help", [&] { o.help = true; }},
@@ -380,6 +383,10 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     if (o.trace && task != nullptr && !o.info)  // --info says what memory it takes
         fail<UsageError>("--trace: cannot be used together with ", task);
     if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");
+    if (o.cache_rule > 0 && task != nullptr)
+        fail<UsageError>("--cache-rule: cannot be used together with ", task);
+    if (o.cache_rule > 0 && o.trace_from)
+        throw UsageError("--cache-rule: cannot be used together with --trace-from");
     if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;
 }

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -55,6 +54,21 @@ inline void with_kv_type(KvFormat format, Use use) {
     use(int8_t{});
 }
 
+// Keys (part 0) or values (part 1), n of them, of one position of a layer that nothing was run for: numbers
+// from 0.5 to 1 of either sign, by the rule of docs/real-size.md.
+inline void made_up(float* to, int n, int layer, int part, int pos) {
+    const uint64_t tensor = (uint64_t{1} << 22) + 2 * uint64_t(layer) + uint64_t(part);
+    for (int i = 0; i < n; i++) {
+        const uint64_t element = uint64_t(pos) * uint64_t(n) + uint64_t(i);
+        uint64_t z = (tensor << 40) + element / 2 + 0x9e3779b97f4a7c15;  // splitmix64
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        z ^= z >> 31;
+        const auto u = uint32_t(element % 2 == 0 ? z : z >> 32);
+        to[i] = std::bit_cast<float>((u & 0x807fffff) | 126u << 23);
+    }
+}
+
 // The keys and values of every position so far, whatever they are kept as. Memory grows with the positions
 // used: a page holds those of 256 positions, of all layers and heads.
 class KvPages {
@@ -85,18 +99,6 @@ class KvPages {
     }
     const float* value_scales(int layer, int head, int pos) const {
         return scale_at(value_scales_, layer, head, pos);
-    }
-
-    // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
-    void fill(int n) {
-        constexpr int byte = 0x3c;  // fp32, also of scales: 0.0115; fp16: 1.06; int8: 60 (flipped: -68)
-        const auto fill_one = [&](const LazyMemory& memory, size_t bytes) {  // of a position and head
-            parallel_for((n + page - 1) / page * n_layers_ * n_kv_heads_, [&](size_t i) {
-                if (char* to = memory.as<char>()) std::memset(to + i * page * bytes, byte, page * bytes);
-            });
-        };
-        fill_one(keys_, key_bytes_), fill_one(values_, value_bytes_);
-        fill_one(key_scales_, sizeof(float)), fill_one(value_scales_, sizeof(float));
     }
 
   protected:
