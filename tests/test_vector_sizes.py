@@ -308,8 +308,18 @@ def by_the_mean(**named):
 GPTQ_EXPERT = ports_moe.gptq_expert
 
 
+def wrong_scales(change):
+    """A8W4 whose weights have other scales."""
+    right = ports_moe.grouped_a8w4
+
+    def grouped_a8w4(tensors, **named):
+        return right(tensors | {"weight.scales": change(tensors["weight.scales"])}, **named)
+
+    return [(ports_moe, "grouped_a8w4", grouped_a8w4)]
+
+
 def blocks_of(n):
-    """Only a row's first n blocks count, or only the first n elements of each."""
+    """Only the first n elements of each block count."""
 
     def dequantize(codes, scales, element, block, **named):
         values = MX_DEQUANTIZE(codes, scales, element, block, **named)
@@ -341,7 +351,14 @@ EXPERTS = {
     "A8W4 scales the sum of a whole group": (
         with_change("grouped_a8w4", ports_moe, part_of=lambda size: size), ["grouped_a8w4.g128"],
     ),
+    "A8W4: scales of the group before": (
+        wrong_scales(lambda scales: np.roll(scales, 1, axis=-1)), ["grouped_a8w4.g64", "grouped_a8w4.g128"],
+    ),
     "MXFP8: no more than 64 elements of a block": (blocks_of(64), ["grouped_mxfp8.b96"]),
+    "MXFP8: no more than 8 blocks of a row": (
+        [(ports_moe, "mx_dequantize", lambda *arguments, **named: up_to(256, MX_DEQUANTIZE(*arguments, **named)))],
+        ["grouped_mxfp8.wide"],
+    ),
     "an expert without a token divides 0 by 0": ([(ports_moe, "gptq_expert", by_the_mean)], ["gptq_expert.0"]),
 }  # fmt: skip
 
