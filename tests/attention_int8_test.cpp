@@ -185,6 +185,27 @@ TEST_CASE("attention in int8: the golden vectors, of the scores") {
     }
 }
 
+// Queries of zeros see all positions alike, as head 0 of the golden does: its sums pass 2^24.
+TEST_CASE("attention in int8: sums over 1100 positions are the golden's") {
+    auto of = [](const char* tensor) -> const Tensor& {
+        return golden_ops().at("attention_int8.long.mix." + std::string(tensor));
+    };
+    const auto& shape = of("v_codes").shape;
+    const int n = shape[0], n_kv = shape[1], head_dim = shape[2];
+    const Heads v{n, n_kv, head_dim, of("v_codes").i8(), of("v_scales").f32()};
+    const Heads q{1, n_kv, head_dim, std::vector<int8_t>(size_t(n_kv) * head_dim),
+                  std::vector<float>(size_t(n_kv), 1)};
+    const std::vector<float> expected = of("out").f32();
+    for_each_attention_isa([&](auto isa) {
+        Int8KvCacheOf<decltype(isa)> cache(1, n_kv, head_dim, n);
+        cache.append(0, 0, v.rows(0, n), v.rows(0, n));
+        Rows out(1, n_kv * head_dim);
+        HeadScores none, no_weights;
+        attention_int8(out, none, none, no_weights, q.rows(0, 1), cache, 0, n - 1);
+        CHECK(std::equal(expected.begin(), expected.begin() + head_dim, out.row(0)));
+    });
+}
+
 TEST_CASE("attention in int8: the golden vectors, of the weights of their own probabilities") {
     int cases = 0;
     for (const auto& [name, tensor] : golden_ops()) {
