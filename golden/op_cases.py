@@ -26,7 +26,6 @@ from formats.fields import is_number
 from formats.files import replacing
 
 EXACT = 0.0  # the limit of an output that has to be the same values
-MODEL_TOLERANCE = 1e-3  # of the logits of a model, relative by norm, for a port that is not exact
 
 
 class OpVectors:

@@ -8,11 +8,13 @@ import numpy as np
 
 from golden.op_cases import OpVectors
 from golden.op_vectors_awq import add_awq
+from golden.op_vectors_formats import add_formats
 from golden.op_vectors_fp32 import add_attention, add_fp32_operations, add_rescaled_rope, add_rotation
 from golden.op_vectors_gptq import add_experts, add_gptq
 from golden.op_vectors_int8 import add_attention_int8, add_matmul, add_models, add_quantize, add_static
 from golden.op_vectors_kinds import add_kinds
 from golden.op_vectors_moe import add_ladder, add_moe
+from golden.op_vectors_sizes import add_sizes
 
 
 def op_vectors() -> OpVectors:
@@ -33,4 +35,6 @@ def op_vectors() -> OpVectors:
     add_ladder(vectors, np.random.default_rng(14))
     add_rotation(vectors, np.random.default_rng(15))
     add_experts(vectors, np.random.default_rng(16))
+    add_sizes(vectors, np.random.default_rng(17))
+    add_formats(vectors, np.random.default_rng(18))
     return vectors

@@ -59,10 +59,13 @@ def add_rotation(vectors: OpVectors, rng: np.random.Generator) -> None:
         vectors.add(f"rotate.{block}", "rotate", {"x": x, "s": s}, outputs, block=block)
 
 
-def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Generator, interleaved: bool) -> None:
-    """Rotation at ROPE_POSITIONS, with the tables it takes."""
-    cos, sin = rope_table(config, ROPE_POSITIONS)
-    x = rng.standard_normal((len(ROPE_POSITIONS), 2, config.head_dim)).astype(F32)
+def add_rope(
+    vectors: OpVectors, case: str, config: Config, rng: np.random.Generator, interleaved: bool,
+    positions: np.ndarray = ROPE_POSITIONS, n_heads: int = 2,
+) -> None:  # fmt: skip
+    """Rotation at some positions, with the tables it takes."""
+    cos, sin = rope_table(config, positions)
+    x = rng.standard_normal((len(positions), n_heads, config.head_dim)).astype(F32)
     outputs = {
         "frequencies": (rope_frequencies(config), EXACT),
         "cos": (cos, EXACT),
@@ -73,7 +76,7 @@ def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Gener
     if scaling is not None and scaling["kind"] == "llama3":  # which has no more than four numbers
         del scaling["kind"], scaling["attention_factor"]
     vectors.add(
-        case, "rope", {"positions": ROPE_POSITIONS.astype(np.int32), "x": x}, outputs,
+        case, "rope", {"positions": positions.astype(np.int32), "x": x}, outputs,
         head_dim=config.head_dim, theta=config.rope_theta, scaling=scaling,
         pairs="(2i, 2i + 1)" if interleaved else "(i, i + head_dim / 2)",
     )  # fmt: skip
@@ -95,8 +98,9 @@ def around_boundaries(prefix: str) -> list[tuple[str, int, int]]:
 def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
     """Grouped-query attention: a prompt from position 0, one token behind 300 others, three around a boundary."""
     for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300), *around_boundaries("attention.")):
-        q = rng.standard_normal((n, 6, 32)).astype(F32)
-        k, v = (rng.standard_normal((start + n, 2, 32)).astype(F32) for _ in range(2))
+        n_heads, head_dim = (4, 8) if case == "attention.at256" else (6, 32)
+        q = rng.standard_normal((n, n_heads, head_dim)).astype(F32)
+        k, v = (rng.standard_normal((start + n, 2, head_dim)).astype(F32) for _ in range(2))
         add_attention_case(vectors, case, q, k, v)
 
 

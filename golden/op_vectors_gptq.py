@@ -104,13 +104,12 @@ def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
 def add_experts(vectors: OpVectors, rng: np.random.Generator) -> None:
     """GPTQ of a matrix of an expert that saw no token, fewer than H has of its own, and about as many.
 
-    No token is one of zeros here, which adds nothing to H: a tensor in hex files has values.
+    That of no token has no rows, and so no form in hex files.
     """
     form, mean_square = MatrixFormat(2, 64, two_level=True), 1.5
     weight = rng.standard_normal((8, 128)).astype(F32)
     for n in (0, 3, 60):
         x = (rng.standard_normal((n, 128)) * np.exp(rng.uniform(-1, 1, 128))).astype(F32)
-        x = x if n > 0 else np.zeros((1, 128), F32)
         h = hessian(x, mean_square)
         m = quantize_matrix(weight, curvature(h, column_order(np.diag(h), form)), form)
         outputs = {"codes": m.codes, "scale_codes": m.scales, "zero_codes": m.zeros, "row_scales": m.row_scales}

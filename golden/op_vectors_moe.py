@@ -9,7 +9,7 @@ import numpy as np
 
 from formats.gptq import MatrixFormat
 from golden.forward import F32, F64, swiglu
-from golden.gptq import expand_parts, pack_matrix
+from golden.gptq import Matrix, expand_parts, pack_matrix
 from golden.grouped import (
     Experts,
     Int4Experts,
@@ -276,32 +276,41 @@ LADDER = (
 )  # fmt: skip
 
 
+def with_usual_scales(m: Matrix, rng: np.random.Generator) -> Matrix:
+    """A random matrix whose weights are as large as a model's are."""
+    scales = rng.uniform(0.5, 2, m.scales.shape) / 2**m.form.bits / 8
+    if m.form.two_level or m.form.int8_scales:
+        return m._replace(row_scales=(scales[:, 0] / 32).astype(F32))
+    return m._replace(scales=scales.astype(m.scales.dtype))
+
+
+def add_ladder_case(
+    vectors: OpVectors, rng: np.random.Generator, form: MatrixFormat, k: int, n: int = 2 * N, ends: np.ndarray = ENDS
+) -> bool:
+    """Experts of n x k weights as a ladder's file has them; all tokens have groups of activations.
+
+    A row of nobody comes behind the last expert's, if `ends` are ENDS.
+    """
+    group, n_experts, n_rows = 32 if form.group == 32 else 64, len(ends), M if ends is ENDS else int(ends[-1])
+    m = with_usual_scales(random_matrix(rng, form, n_experts * n, k), rng)
+    stored = {part: v.reshape(n_experts, n, *v.shape[1:]) for part, v in pack_matrix(m).items() if part != "table"}
+    if form.has_table:  # each expert has another
+        stored = {"table": np.stack([random_table(rng, form.bits) for _ in range(n_experts)])} | stored
+    x = Quantized(
+        rng.integers(-127, 128, (n_rows, k)).astype(np.int8),
+        (rng.uniform(0.5, 2, (n_rows, k // group)) / 64).astype(F32),
+    )
+    weight, kind = expand_parts(stored, form, group), format_name(form)
+    return add_case(
+        vectors, f"{kind}.{k}", x, weight, ends, stored=stored, bits=form.bits, group=form.group, sparse=form.sparse,
+        two_level=form.two_level, int8_scales=form.int8_scales, group_size=group,
+    )  # fmt: skip
+
+
 def add_ladder(vectors: OpVectors, rng: np.random.Generator) -> None:
-    """Experts as a ladder's file has them, K columns of each format; all tokens have groups of activations."""
-
-    def add(form: MatrixFormat, k: int) -> bool:
-        group, n = 32 if form.group == 32 else 64, 2 * N
-        m = random_matrix(rng, form, E * n, k)
-        scales = rng.uniform(0.5, 2, m.scales.shape) / 2**form.bits / 8
-        if form.two_level or form.int8_scales:
-            m = m._replace(row_scales=(scales[:, 0] / 32).astype(F32))
-        else:
-            m = m._replace(scales=scales.astype(m.scales.dtype))
-        stored = {part: v.reshape(E, n, *v.shape[1:]) for part, v in pack_matrix(m).items() if part != "table"}
-        if form.has_table:  # each expert has another
-            stored = {"table": np.stack([random_table(rng, form.bits) for _ in range(E)])} | stored
-        x = Quantized(
-            rng.integers(-127, 128, (M, k)).astype(np.int8),
-            (rng.uniform(0.5, 2, (M, k // group)) / 64).astype(F32),
-        )
-        weight, kind = expand_parts(stored, form, group), format_name(form)
-        return add_case(
-            vectors, f"{kind}.{k}", x, weight, stored=stored, bits=form.bits, group=form.group, sparse=form.sparse,
-            two_level=form.two_level, int8_scales=form.int8_scales, group_size=group,
-        )  # fmt: skip
-
+    """Experts of some formats, with K columns of each."""
     for form, k in LADDER:
-        until_clear(partial(add, form, k))
+        until_clear(partial(add_ladder_case, vectors, rng, form, k))
 
 
 def mx_operands(rng: np.random.Generator, element: Element, block: int, k: int, n: int) -> tuple[MX, MX]:

@@ -158,17 +158,19 @@ TEST_CASE("attention in int8: a context whose sums could leave int32 is refused"
 TEST_CASE("attention in int8: the golden vectors, of the scores") {
     for (const std::string name :
          {"attention_int8", "attention_int8.decode", "attention_int8.odd", "attention_int8.at128",
-          "attention_int8.at256", "attention_int8.at512", "attention_int8.prompt"}) {
+          "attention_int8.at256", "attention_int8.at512", "attention_int8.prompt", "attention_int8.5x128",
+          "attention_int8.1x256", "attention_int8.8x8"}) {
         CAPTURE(name);
         auto of = [&](const char* tensor) -> const Tensor& { return golden_ops().at(name + "." + tensor); };
         const auto& shape = of("scores.q_codes").shape;
         const int n = shape[0], n_heads = shape[1], head_dim = shape[2];
-        const int n_positions = of("scores.k_codes").shape[0], start = n_positions - n;
-        const Heads k{n_positions, 2, head_dim, of("scores.k_codes").i8(), of("scores.k_scales").f32()},
-            v{n_positions, 2, head_dim, of("mix.v_codes").i8(), of("mix.v_scales").f32()};
+        const int n_positions = of("scores.k_codes").shape[0], n_kv = of("scores.k_codes").shape[1],
+                  start = n_positions - n;
+        const Heads k{n_positions, n_kv, head_dim, of("scores.k_codes").i8(), of("scores.k_scales").f32()},
+            v{n_positions, n_kv, head_dim, of("mix.v_codes").i8(), of("mix.v_scales").f32()};
         const Heads q{n, n_heads, head_dim, of("scores.q_codes").i8(), of("scores.q_scales").f32()};
         for_each_attention_isa([&](auto isa) {
-            Int8KvCacheOf<decltype(isa)> cache(1, 2, head_dim, n_positions);
+            Int8KvCacheOf<decltype(isa)> cache(1, n_kv, head_dim, n_positions);
             cache.append(0, 0, k.rows(0, n_positions), v.rows(0, n_positions));
             Rows out(size_t(n), n_heads * head_dim);
             HeadScores scores, probs, weights;
@@ -183,6 +185,27 @@ TEST_CASE("attention in int8: the golden vectors, of the scores") {
     }
 }
 
+// Queries of zeros see all positions alike, as head 0 of the golden does: its sums pass 2^24.
+TEST_CASE("attention in int8: sums over 1100 positions are the golden's") {
+    auto of = [](const char* tensor) -> const Tensor& {
+        return golden_ops().at("attention_int8.long.mix." + std::string(tensor));
+    };
+    const auto& shape = of("v_codes").shape;
+    const int n = shape[0], n_kv = shape[1], head_dim = shape[2];
+    const Heads v{n, n_kv, head_dim, of("v_codes").i8(), of("v_scales").f32()};
+    const Heads q{1, n_kv, head_dim, std::vector<int8_t>(size_t(n_kv) * head_dim),
+                  std::vector<float>(size_t(n_kv), 1)};
+    const std::vector<float> expected = of("out").f32();
+    for_each_attention_isa([&](auto isa) {
+        Int8KvCacheOf<decltype(isa)> cache(1, n_kv, head_dim, n);
+        cache.append(0, 0, v.rows(0, n), v.rows(0, n));
+        Rows out(1, n_kv * head_dim);
+        HeadScores none, no_weights;
+        attention_int8(out, none, none, no_weights, q.rows(0, 1), cache, 0, n - 1);
+        CHECK(std::equal(expected.begin(), expected.begin() + head_dim, out.row(0)));
+    });
+}
+
 TEST_CASE("attention in int8: the golden vectors, of the weights of their own probabilities") {
     int cases = 0;
     for (const auto& [name, tensor] : golden_ops()) {
@@ -190,7 +213,8 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
         cases++;
         const std::string p = name.substr(0, name.size() - std::string("probs").size());
         CAPTURE(p);
-        const int n = tensor.shape[0], n_heads = tensor.shape[1], n_positions = tensor.shape[2];
+        const int n = tensor.shape[0], n_heads = tensor.shape[1], n_positions = tensor.shape[2],
+                  n_kv = golden_ops().at(p + "v_codes").shape[1];
         const std::vector<float> probs = tensor.f32(), v_scales = golden_ops().at(p + "v_scales").f32(),
                                  scales = golden_ops().at(p + "weight_scales").f32();
         const std::vector<int8_t> codes = golden_ops().at(p + "weight_codes").i8();
@@ -198,7 +222,7 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
             std::vector<float> row(size_t(n_positions + 31) / 32 * 32);
             for (int t = 0; t < n_positions; t++)
                 row[size_t(t)] = probs[size_t(i) * n_positions + t] *
-                                 v_scales[size_t(t) * 2 + i % n_heads / (n_heads / 2)];
+                                 v_scales[size_t(t * n_kv + i % n_heads / (n_heads / n_kv))];
             std::vector<int8_t> found(row.size());
             const int n_row = int(row.size());
             float scale;
@@ -211,5 +235,5 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
             CHECK(sum == expected_sum);
         }
     }
-    CHECK(cases == 9);
+    CHECK(cases == 13);
 }

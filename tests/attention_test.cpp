@@ -22,7 +22,7 @@ TEST_CASE("exp of a vector") {
 }
 
 TEST_CASE("softmax") {
-    for (const std::string name : {"softmax", "softmax.long"}) {
+    for (const std::string name : {"softmax", "softmax.long", "softmax.wide"}) {
         CAPTURE(name);
         const Tensor& tensor = golden_ops().at(name + ".x");
         const std::vector<float> x = tensor.f32(), expected = golden_ops().at(name + ".out").f32();
@@ -239,7 +239,7 @@ template <class T>
 void check_kept(KvFormat format, const std::string& name) {
     CAPTURE(name);
     auto of = [&](const char* tensor) -> const Tensor& { return golden_ops().at(name + "." + tensor); };
-    const int n = of("q").shape[0], n_heads = of("q").shape[1], d = of("q").shape[2], n_kv = 2,
+    const int n = of("q").shape[0], n_heads = of("q").shape[1], d = of("q").shape[2], n_kv = of("k").shape[1],
               n_positions = of("k").shape[0];
     KvCache cache(format, 1, n_kv, d, n_positions);
     Rows q(size_t(n), n_heads * d), k(size_t(n_positions), n_kv * d), v(size_t(n_positions), n_kv * d),
@@ -276,7 +276,7 @@ void check_kept(KvFormat format, const std::string& name) {
 }
 
 TEST_CASE("kv cache: the golden's codes, scales and fp16 numbers, and attention over them") {
-    for (const char* name : {"at256", "edges"}) {
+    for (const char* name : {"at256", "edges", "5x128", "1x256", "8x8", "long"}) {
         check_kept<Half>(KvFormat::f16, std::string("attention_kv.f16.") + name);
         check_kept<int8_t>(KvFormat::q8, std::string("attention_kv.q8.") + name);
     }
@@ -285,7 +285,8 @@ TEST_CASE("kv cache: the golden's codes, scales and fp16 numbers, and attention 
 // The tokens before, at and behind the boundary of a chunk and of a page; what is earlier is in the cache.
 TEST_CASE("attention: the golden vectors around a boundary, in chunks that end there and in one") {
     for (const std::string name :
-         {"attention.at128", "attention.at256", "attention.decode", "attention.at512"}) {
+         {"attention.at128", "attention.at256", "attention.decode", "attention.at512", "attention.5x128",
+          "attention.1x256", "attention.8x8", "attention.long"}) {
         const Tensor &q = golden_ops().at(name + ".q"), &k = golden_ops().at(name + ".k");
         const int n = q.shape[0], n_heads = q.shape[1], d = q.shape[2], n_kv = k.shape[1],
                   n_positions = k.shape[0];

@@ -32,7 +32,7 @@ struct GoldenTable {
                 codes[size_t(row * n_cols + i)] = int8_t((7919 * row + 104729 * i) % 255 - 127);
             const int64_t n_groups = n_cols / group;
             for (int64_t g = 0; g < n_groups; g++)
-                scales[size_t(row * n_groups + g)] = float(1 + (31 * row + 17 * g) % 1021) / 65536;
+                scales[size_t(row * n_groups + g)] = float(1 + (31 * row + 17 * g) % 10007) / 1048576;
         }
     }
 };

@@ -15,12 +15,15 @@
 #include "engine/cpu/rows.h"
 #include "golden.h"
 
-TEST_CASE("swiglu: gates from -87 to -1, each of which counts") {
-    const std::vector<float> gate = golden_ops().at("swiglu.slope.gate").f32(),
-                             up = golden_ops().at("swiglu.slope.up").f32();
-    std::vector<float> out(gate.size());
-    swiglu(out.data(), gate.data(), up.data(), int(gate.size()));
-    CHECK(out == golden_ops().at("swiglu.slope.out").f32());
+TEST_CASE("swiglu: gates from -87 to -1, each of which counts, and 300 gates") {
+    for (const std::string name : {"swiglu.slope", "swiglu.wide"}) {
+        CAPTURE(name);
+        const std::vector<float> gate = golden_ops().at(name + ".gate").f32(),
+                                 up = golden_ops().at(name + ".up").f32();
+        std::vector<float> out(gate.size());
+        swiglu(out.data(), gate.data(), up.data(), int(gate.size()));
+        CHECK(out == golden_ops().at(name + ".out").f32());
+    }
 }
 
 TEST_CASE("swiglu") {

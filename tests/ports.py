@@ -211,15 +211,16 @@ def weight_by_scale(probs, scales):
 
 
 def attention_int8_mix(
-    probs, v_codes, v_scales, first_position, weight=weight_by_scale, rounded=round_codes, seen_at=up_to_its_own
-):
+    probs, v_codes, v_scales, first_position, weight=weight_by_scale, rounded=round_codes, seen_at=up_to_its_own,
+    kv_head=by_division,
+):  # fmt: skip
     n, n_heads, _ = probs.shape
     sums = np.zeros((n, n_heads, v_codes.shape[2]), np.int32)
     codes, scales, out = np.zeros(probs.shape, np.int8), np.zeros((n, n_heads), F32), np.zeros(sums.shape, F32)
     for t in range(n):
         seen = seen_at(first_position + t)
         for h in range(n_heads):
-            g = by_division(h, n_heads, v_codes.shape[1])
+            g = kv_head(h, n_heads, v_codes.shape[1])
             weights = weight(probs[t, h, :seen], v_scales[:seen, g])
             amax = weights.max()
             codes[t, h, :seen], scales[t, h] = rounded(weights * (F32(127) / amax)), amax / F32(127)
@@ -302,14 +303,14 @@ def table_codes(rows, dim):
 
 
 def table_scales(rows, n_groups):
-    return ((1 + (31 * rows.astype(np.int64)[:, None] + 17 * np.arange(n_groups)) % 1021) / 2**16).astype(F32)
+    return ((1 + (31 * rows.astype(np.int64)[:, None] + 17 * np.arange(n_groups)) % 10007) / 2**20).astype(F32)
 
 
 def embedding(tokens, vocab_size, dim, group_size, table):
     """Rows of a table that has a rule in place of bytes."""
     assert tokens.max() < vocab_size
     assert (table["codes"], table["scales"]) == (
-        "(7919 * row + 104729 * column) % 255 - 127", "(1 + (31 * row + 17 * group) % 1021) / 2**16",
+        "(7919 * row + 104729 * column) % 255 - 127", "(1 + (31 * row + 17 * group) % 10007) / 2**20",
     )  # fmt: skip
     return {"out": table_codes(tokens, dim) * np.repeat(table_scales(tokens, dim // group_size), group_size, axis=1)}
 
@@ -431,7 +432,7 @@ def gptq_gather(x, order, group_size, gathered=lambda x, order: np.ascontiguousa
 
 # ---- a whole file
 
-Q8, W8A8, MOE = 0x616B3432, 0x616B3838, 0x616B6D65  # how files of the schemes begin
+Q8, W8A8, MOE, GPTQ = 0x616B3432, 0x616B3838, 0x616B6D65, 0x616B6770  # how files of the schemes begin
 
 
 def read_header(file):
@@ -467,6 +468,28 @@ class Tensors:
         return self.next("i1", *shape), self.next("<f4", *shape[:-1], shape[-1] // (self.group_size or shape[-1]))
 
 
+def gptq_matrix(tensors, entry, n_out, n_in):
+    """What a matrix of a GPTQ file expands to. entry: its four bytes in the header, bits, flags and group."""
+    bits, flags, group = int(entry[0]), entry[1], int(entry[2:].view("<u2")[0])
+    sparse, two_level, int8_scales = (bool(flags & flag) for flag in (1, 2, 4))
+    n_groups, parts = n_in // (group or n_in), {}
+    if sparse:
+        parts["mask"] = tensors.next("u1", n_out, n_in // 8)
+    if int8_scales and bits < 6:
+        parts["table"] = tensors.next("i1", 2**bits)
+    parts["codes"] = tensors.next("i1" if bits == 8 else "u1", n_out, n_in * bits // 8 // (1 + sparse))
+    if two_level or int8_scales:
+        parts["groups"] = tensors.next("u1" if two_level else "i1", n_out, n_groups)
+        parts["row_scales"] = tensors.next("<f4", n_out)
+    else:
+        parts["scales"] = tensors.next("<f2", n_out, n_groups) if bits < 8 or group else tensors.next("<f4", n_out)
+        if bits < 8:
+            parts["zeros"] = tensors.next("u1", n_out, (n_groups + 1) // 2)
+    w = gptq_expand(**parts, bits=bits, group=group, sparse=sparse, two_level=two_level, int8_scales=int8_scales,
+                    group_size=tensors.group_size)  # fmt: skip
+    return w["w.codes"], w["w.scales"]
+
+
 def tied_classifier(_tensors, embedding):
     return embedding
 
@@ -493,7 +516,15 @@ def router_logits(normed, weight):
 
 def model(file, tokens, classifier=tied_classifier):
     h = read_header(file)
-    t, n_layers, dim = Tensors(file, h["group_size"], 64 if h["magic"] == MOE else 1), h["n_layers"], h["dim"]
+    alignment = 64 if h["magic"] in (MOE, GPTQ) else 1
+    t, n_layers, dim, is_gptq = Tensors(file, h["group_size"], alignment), h["n_layers"], h["dim"], h["magic"] == GPTQ
+    entries = dict(
+        zip(("embed", "q", "k", "v", "o", "gate", "down", "up", "last"), file[0xC0:].reshape(-1, 4), strict=False)
+    )
+
+    def matrix(kind, *shape):
+        return gptq_matrix(t, entries[kind], *shape) if is_gptq else t.matrix(*shape)
+
     dense = t.next("u1", n_layers) if h["magic"] == MOE else np.ones(n_layers)
     q_dim, kv_dim = h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
     norms = {part: [t.next("<f4", dim) for _ in range(n_layers)] for part in ("attn", "ffn")}
@@ -501,13 +532,15 @@ def model(file, tokens, classifier=tied_classifier):
     if h["head_norms"]:
         norms |= {part: [t.next("<f4", h["head_dim"]) for _ in range(n_layers)] for part in "qk"}
     static = t.next("<f4", 4 * n_layers + 1) if h["magic"] == W8A8 and h["static"] else None
+    widths = (dim, q_dim, dim, h["hidden_dim"]) if is_gptq and file[0xE4] else ()
+    orders = [[t.next("<i4", width) for _ in range(n_layers)] for width in widths]
     routers = [None if dense[i] else t.next("<f4", h["n_experts"], dim) for i in range(n_layers)]
-    embedding = t.matrix(h["vocab_size"], dim)
+    embedding = matrix("embed", h["vocab_size"], dim)
     shapes = {"q": (q_dim, dim), "k": (kv_dim, dim), "v": (kv_dim, dim), "o": (dim, q_dim)}
-    w = {name: [t.matrix(*shape) for _ in range(n_layers)] for name, shape in shapes.items()}
+    w = {name: [matrix(name, *shape) for _ in range(n_layers)] for name, shape in shapes.items()}
     shapes = {"gate": (h["hidden_dim"], dim), "down": (dim, h["hidden_dim"]), "up": (h["hidden_dim"], dim)}
-    w |= {name: [t.matrix(*shape) if dense[i] else None for i in range(n_layers)] for name, shape in shapes.items()}
-    last = classifier(t, embedding) if h["tied"] else t.matrix(h["vocab_size"], dim)
+    w |= {name: [matrix(name, *shape) if dense[i] else None for i in range(n_layers)] for name, shape in shapes.items()}
+    last = classifier(t, embedding) if h["tied"] else matrix("last", h["vocab_size"], dim)
     experts, hidden_dim = [None] * n_layers, h["moe_hidden_dim"]
     for i in np.flatnonzero(dense == 0):
         of_all = ((h["n_experts"], 2 * hidden_dim, dim), (h["n_experts"], dim, hidden_dim))
@@ -522,6 +555,8 @@ def model(file, tokens, classifier=tied_classifier):
         if static is not None:
             scale = scale_of_place(static, place)
             return product(quantize_static(x, scale)["codes"], np.full((len(x), 1), scale[0], F32), matrix)
+        if orders and place < 4 * n_layers:
+            x = np.ascontiguousarray(x[:, orders[place % 4][place // 4]])
         q = quantize(x, h["group_size"] or x.shape[-1])
         return product(q["codes"], q["scales"], matrix)
 

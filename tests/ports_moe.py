@@ -170,18 +170,27 @@ def grouped(tensors, group_list_type, product_of, quantized, ends=ends_of, act=g
     return outputs
 
 
+def directly(x, w):
+    return x.astype(np.int64) @ w.T.astype(np.int64)
+
+
 def by_row(values, rounded=quantize):
     return rounded(values, group_size=values.shape[1])
 
 
-def grouped_a8w8(tensors, group_list_type, quantized=by_row, **change):
-    x, scale = tensors["x.codes"].astype(np.int64), tensors["x.scales"]
+def grouped_a8w8(tensors, group_list_type, quantized=by_row, sums_of=directly, **change):
+    x, scale = tensors["x.codes"], tensors["x.scales"]
 
     def product_of(rows, expert):
-        sums = x[rows] @ tensors["weight.codes"][expert].T.astype(np.int64)
+        sums = sums_of(x[rows], tensors["weight.codes"][expert])
         return fma(sums.astype(F32), scale[rows] * tensors["weight.scales"][expert], F32(0))
 
     return grouped(tensors, group_list_type, product_of, quantized, **change)
+
+
+def in_64(size):
+    """How many codes of a group of A8W4 are added up before their sum is scaled."""
+    return size if size % 64 else 64
 
 
 def by_split(x, w):
@@ -191,20 +200,16 @@ def by_split(x, w):
     return 16 * high + low + 8 * w.sum(axis=1)
 
 
-def directly(x, w):
-    return x.astype(np.int64) @ w.T
-
-
-def grouped_a8w4(tensors, group_list_type, sums_of=by_split, quantized=by_row, **change):
+def grouped_a8w4(tensors, group_list_type, sums_of=by_split, quantized=by_row, part_of=in_64, **change):
     x, w, scales = tensors["x.codes"], tensors["weight.codes"].astype(np.int64), tensors["weight.scales"]
     n_groups, all_sums = scales.shape[2], []
     size = x.shape[1] // n_groups
-    part = size if size % 64 else 64  # of a group, whose sum is scaled
+    part = part_of(size)
 
     def product_of(rows, expert):
         parts = [slice(at, at + part) for at in range(0, x.shape[1], part)]
         sums = np.stack([sums_of(x[rows, at], w[expert][:, at]) for at in parts], axis=-1).astype(np.int32)
-        all_sums.append(sums.reshape(*sums.shape[:2], n_groups, -1).sum(axis=-1, dtype=np.int32))
+        all_sums.append(sums)
         out = np.zeros(sums.shape[:2], F32)
         for i, at in enumerate(parts):
             out = fma(sums[..., i].astype(F32), scales[expert][:, at.start // size] * tensors["x.scales"][rows], out)

@@ -387,7 +387,7 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
             CHECK(outputs(x.rows(), {w.weights()}, multiply)[0] == expected);
         });
     }
-    CHECK(cases == 16);
+    CHECK(cases == 19);
 }
 
 TEST_CASE("matmul: a classifier of 70,001 rows gives the golden's logits and chooses its tokens") {

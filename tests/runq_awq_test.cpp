@@ -551,9 +551,10 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
 #endif
 
 TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
-    for (const std::string p : {"attention_half.9x6x2x32.", "attention_half.37x4x1x64.",
-                                "attention_half.values.", "attention_half.keys.", "attention_half.queries.",
-                                "attention_half.at128.", "attention_half.at256.", "attention_half.at512."}) {
+    for (const std::string p :
+         {"attention_half.9x6x2x32.", "attention_half.37x4x1x64.", "attention_half.values.",
+          "attention_half.keys.", "attention_half.queries.", "attention_half.at128.", "attention_half.at256.",
+          "attention_half.at512.", "attention_half.5x128.", "attention_half.8x96."}) {
         CAPTURE(p);
         const Tensor &q = golden_ops().at(p + "q"), &k = golden_ops().at(p + "k"),
                      &v = golden_ops().at(p + "v");

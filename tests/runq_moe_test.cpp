@@ -354,15 +354,15 @@ TEST_CASE("route: the golden's experts, and their weights") {
             CHECK(key(before) < key(pair));
         }
     }
-    CHECK(cases == 6);
+    CHECK(cases == 10);
 }
 
 TEST_CASE("combine: the golden's weighted sums") {
-    for (const int k : {1, 3, 8}) {
-        const std::string p = "moe_combine." + std::to_string(k) + ".";
+    for (const std::string name : {"1", "3", "8", "8of128"}) {
+        const std::string p = "moe_combine." + name + ".";
         CAPTURE(p);
         const Tensor& outputs = golden_ops().at(p + "outputs");
-        const int n = outputs.shape[0], dim = outputs.shape[2];
+        const int n = outputs.shape[0], k = outputs.shape[1], dim = outputs.shape[2];
         const std::vector<float> values = outputs.f32();
         Routing r;
         r.k = k, r.experts = golden_ops().at(p + "experts").i32(),
@@ -555,8 +555,9 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
         is_seen(&MoeMatrix::levels, 0), is_seen(&MoeMatrix::mask, 0), is_seen(&MoeMatrix::codes, 0);
         is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1), is_seen(&MoeMatrix::table, 0);
     }
-    CHECK(n_cases == 7);
-    CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5 + 5 + 5);
+    CHECK(n_cases == 24);
+    // A row's scale of 8 bits; groups of 8; 4 and 2; two levels; sparse; by table; 6 bits.
+    CHECK(n_mistakes == 1 * 2 + 3 * 3 + 4 * 4 + 4 * 4 + 1 * 4 + 2 * 5 + 6 * 5 + 3 * 4);
 }
 
 TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same in any company") {

@@ -61,12 +61,13 @@ TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotatio
         RopeAngles angles(c, n);
         CHECK(golden_ops().at(p + "frequencies").f32() == angles.frequencies);
         std::vector<float> cos, sin, out;
-        const std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, 2 heads, head_dim)
+        const std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, heads, head_dim)
+        const ptrdiff_t n_values = ptrdiff_t(x.size()) / n;
         for (int i = 0; i < n; i++) {
             angles.set_positions(positions[i], 1);
             cos.insert(cos.end(), angles.cos.row(0), angles.cos.row(0) + half);
             sin.insert(sin.end(), angles.sin.row(0), angles.sin.row(0) + half);
-            Rows heads = rows_of({x.begin() + i * 4 * half, x.begin() + (i + 1) * 4 * half}, 1);
+            Rows heads = rows_of({x.begin() + i * n_values, x.begin() + (i + 1) * n_values}, 1);
             rope(heads, angles, c.head_dim);
             out.insert(out.end(), heads.values.begin(), heads.values.end());
         }
@@ -147,12 +148,13 @@ TEST_CASE("quantize: whatever path a group size takes, it gives what the plain l
 }
 
 TEST_CASE("rotate: the golden's values there and back, bit for bit") {
-    for (const int block : {64, 128}) {
+    for (const int block : {64, 128, 1024}) {
         const std::string p = "rotate." + std::to_string(block) + ".";
         const std::vector<float> s = golden_ops().at(p + "s").f32();
-        Rows x(2, int(s.size())), back(2, int(s.size()));
+        const int n = golden_ops().at(p + "x").shape[0];
+        Rows x(n, int(s.size())), back(n, int(s.size()));
         x.values = back.values = golden_ops().at(p + "x").f32();
-        x.n_rows = back.n_rows = 2;
+        x.n_rows = back.n_rows = n;
         rotate(x, s.data(), block);
         CHECK(x.values == golden_ops().at(p + "rotated").f32());
         rotate_back(back, s.data(), block);
@@ -190,7 +192,7 @@ TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives
         CHECK(same_bits(plain, a.values));
         CHECK(b.values == a.values);
     }
-    CHECK(cases == 16);
+    CHECK(cases == 19);
 }
 
 TEST_CASE("matmul: random matrices, with and without a fast path for their groups") {

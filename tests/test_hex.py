@@ -224,6 +224,7 @@ def test_c_literals_are_exact():
         (["matmul.2x9x384g64.w.scales", "--tile", "3x48"], 1, "has 6 values for 384 inputs, which tiles of 48"),
         (["layers.0.ffn.gate_proj.codes", "--tile", "8x8", "--file", GPTQ_FILE], 1, "is packed in an order of its own"),
         (["half.x", "--file", "Makefile"], 1, "Makefile: "),
+        (["gptq_expert.0.x"], 1, "ops.safetensors: gptq_expert.0.x has no values"),
     ],
 )
 def test_what_is_refused(args, code, text):

@@ -19,7 +19,16 @@ from golden.op_cases import read_cases
 from golden.passes import operands, write_passes
 
 SOURCE = Path("golden/data/ops.safetensors")
-OPS = ["quantize*", "matmul*", "gptq_*", "grouped_a8w4.*", "msd_split.*", "attention.*", "attention_int8*"]
+OPS = [
+    "quantize*",
+    "matmul*",
+    "gptq_expand.*",
+    "gptq_gather.*",
+    "grouped_a8w4.*",
+    "msd_split.*",
+    "attention.*",
+    "attention_int8*",
+]
 OPS += ["attention_kv.*", "rmsnorm.*", "swiglu*", "rope.*", "embedding.*"]
 DRAWN = ["16x32x2048g64", "40x48x128g32", "3x20x256g128"]  # beside the matmul cases: all codes, -128 on both sides
 

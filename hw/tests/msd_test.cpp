@@ -234,7 +234,7 @@ TEST_CASE("A8W4 in fp32: digits, scaler, assist matrix") {
         const A8w4 v{name};
         const std::vector<int64_t> w_scales = op(name + ".weight.scales"), x_scales = op(name + ".x.scales"),
                                    assist = op(name + ".assist"), product = op(name + ".product");
-        const int groups = op_shape(name + ".sums")[2], per_group = v.k / 8 / groups;
+        const int groups = op_shape(name + ".weight.scales")[2], per_group = v.k / 8 / groups;
         int begin = 0, wrong = 0, far = 0;
         for (int e = 0; e < v.n_experts; begin = int(v.ends[size_t(e)]), e++) {
             const int n = int(v.ends[size_t(e)]) - begin;
