@@ -120,6 +120,7 @@ MUTANTS = [
     Mutant("attention: stride of partial rows", AWQ, "(at_row(row) + split) * head_dim + element) = p.sums", "(at_row(row) + split) * 32 + element) = p.sums", file="engine/gpu/attention.cuh"),
     Mutant("attention: one stage instead of two", AWQ, "KeyStage<chunks>& stage = stages[first / attention_keys % 2];\n        for", "KeyStage<chunks>& stage = stages[0];\n        for", file="engine/gpu/attention.cuh"),
     Mutant("attention: partial results of a block too few", AWQ, "at.statistics + at_row(row), n_splits)", "at.statistics + at_row(row), n_splits - 1)", file="engine/gpu/attention.cuh"),
+    Mutant("attention: 32 partial results", AWQ, "at.statistics + at_row(row), n_splits)", "at.statistics + at_row(row), min(n_splits, 32))", "token_attention<1>", file="engine/gpu/attention.cuh"),
     Mutant("attention: keys beyond the last", AWQ, "min(first + 8 * j + g, n_keys - 1)", "(first + 8 * j + g)", file="engine/gpu/attention.cuh"),
     Mutant("attention: a token does not see itself", AWQ, "last_key[i] + 1 - first", "last_key[i] - first", file="engine/gpu/attention.cuh"),
     Mutant("multiply_tile: rows of A", BACKEND, "{rows[t], rows[8 * tile_words + t], rows[t + 4],", "{rows[t], rows[t + 4], rows[8 * tile_words + t],", file="engine/backend/gpu.cu"),
