@@ -109,9 +109,18 @@ MUTANTS = [
     Mutant("places of a part's activations", AWQ, "(x_place ^ k / 8) + 64 * j", "(x_place ^ k / 8) + 32 * j", file="runq_awq.cu"),
     Mutant("one stage too few in the ring", AWQ, "slot > 0 ? slot - 1 : gemm_stages - 1", "slot > 0 ? slot - 1 : gemm_stages - 2", file="runq_awq.cu"),
     Mutant("place of partial sums", AWQ, "size_t(2 * block + (block == first_block))", "size_t(2 * block)", file="runq_awq.cu"),
+    Mutant("awq_gemm: 8 partial sums of a tile", AWQ, "from <= last_block; from += 8", "from < min(first_block + 8, last_block + 1); from += 8", "awq_gemm<16>", file="runq_awq.cu"),
+    Mutant("awq_gemm: 32 partial sums of a tile", AWQ, "from <= last_block; from += 8", "from < min(first_block + 32, last_block + 1); from += 8", "awq_gemm<16>", file="runq_awq.cu"),
+    Mutant("awq_gemm: partial sums from the last on", AWQ, "values[j] + partial(block)[", "values[j] + partial(first_block + last_block - block)[", "awq_gemm<64>", file="runq_awq.cu"),
+    Mutant("awq_gemv: 16 splits of a tile", AWQ, "from < n_splits; from++", "from < min(n_splits, 16u); from++", "awq_gemv<4,8>", file="runq_awq.cu"),
+    Mutant("awq_gemv: 31 splits of a tile", AWQ, "from < n_splits; from++", "from < min(n_splits, 31u); from++", "awq_gemv<4,8>", file="runq_awq.cu"),
+    Mutant("awq_gemv: of 17 splits, 16", AWQ, "from < n_splits; from++", "from < n_splits - (n_splits == 17); from++", "awq_gemv<4,8>", file="runq_awq.cu"),
+    Mutant("awq_gemv: splits from the last on", AWQ, "partials_of(from)[", "partials_of(n_splits - 1 - from)[", "awq_gemv<4,8>", file="runq_awq.cu"),
+    Mutant("awq_gemv: inputs of split 16", AWQ, "int(blockIdx.y * n_warps + warp)", "int(blockIdx.y % 16 * n_warps + warp)", "awq_gemv<4,8>", file="runq_awq.cu"),
     Mutant("attention: stride of partial rows", AWQ, "(at_row(row) + split) * head_dim + element) = p.sums", "(at_row(row) + split) * 32 + element) = p.sums", file="engine/gpu/attention.cuh"),
     Mutant("attention: one stage instead of two", AWQ, "KeyStage<chunks>& stage = stages[first / attention_keys % 2];\n        for", "KeyStage<chunks>& stage = stages[0];\n        for", file="engine/gpu/attention.cuh"),
     Mutant("attention: partial results of a block too few", AWQ, "at.statistics + at_row(row), n_splits)", "at.statistics + at_row(row), n_splits - 1)", file="engine/gpu/attention.cuh"),
+    Mutant("attention: 32 partial results", AWQ, "at.statistics + at_row(row), n_splits)", "at.statistics + at_row(row), min(n_splits, 32))", "token_attention<1>", file="engine/gpu/attention.cuh"),
     Mutant("attention: keys beyond the last", AWQ, "min(first + 8 * j + g, n_keys - 1)", "(first + 8 * j + g)", file="engine/gpu/attention.cuh"),
     Mutant("attention: a token does not see itself", AWQ, "last_key[i] + 1 - first", "last_key[i] - first", file="engine/gpu/attention.cuh"),
     Mutant("multiply_tile: rows of A", BACKEND, "{rows[t], rows[8 * tile_words + t], rows[t + 4],", "{rows[t], rows[t + 4], rows[8 * tile_words + t],", file="engine/backend/gpu.cu"),
@@ -171,6 +180,8 @@ def main() -> int:
     for name in originals:
         with tempfile.TemporaryDirectory() as folder:
             runs = [r for r in RUNS if r.ptx == name and r.command[0].endswith("_test") and "*" in r.command[1]]
+            if args.quick:  # without those of many blocks, which take long to record
+                runs = [r for r in runs if name in r.command[0]]
             by_shape = {x.shape: x for r in runs for x in record(r, Path(folder) / "launches")}
         launches[name] = sorted(by_shape.values(), key=lambda x: x.grid[0] * x.grid[1] * x.grid[2] * x.block[0])
     missed = 0

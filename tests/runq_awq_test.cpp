@@ -495,7 +495,7 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
           // More blocks, as many as have four steps of 16 keys each.
           Case{1, 128, 2, 1, 64, 8}, Case{1, 255, 2, 1, 32, 12}, Case{1, 256, 9, 1, 128, 12},
           Case{1, 300, 4, 2, 128, 4}, Case{1, 1022, 2, 1, 96, 32}, Case{1, 1023, 4, 1, 128, 16},
-          Case{1, 2000, 4, 1, 32, 17}, Case{1, 2999, 10, 2, 64, 5}, Case{1, 2999, 2, 1, 128, 3},
+          Case{1, 2111, 4, 1, 32, 33}, Case{1, 2999, 10, 2, 64, 5}, Case{1, 2999, 2, 1, 128, 3},
           // Row tiles of 16 heads, the last one not full.
           Case{1, 33, 20, 1, 32, 4}, Case{1, 200, 16, 1, 64, 4}, Case{1, 1100, 40, 1, 96, 20},
           Case{1, 150, 34, 2, 128, 2}}) {
