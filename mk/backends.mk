@@ -13,7 +13,7 @@ BACKEND_PATH = $(PORTABLE)/backends/quant_gemm_$1.so
 
 # What each back end on a CPU is compiled for, and the program: ISA_portable, what any processor of the architecture has.
 ifeq ($(MACHINE),x86_64)
-ISA_portable   := -march=x86-64
+ISA_portable   := -march=x86-64 -DATTEND_AVX2
 ISA_avx2       := $(ISA_portable) -mavx2 -mfma -mf16c
 ISA_avxvnni    := $(ISA_avx2) -mavxvnni
 ISA_avx512vnni := $(ISA_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
@@ -41,9 +41,16 @@ PORTABLE_O := $(LIBRARY:%.cpp=$(OBJECTS)/%.o)
 $(PORTABLE_O): $(OBJECTS)/%.o: %.cpp $(OBJECTS)/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) -c $< -o $@
+# Attention once more, for AVX2 (engine/cpu/attention.cpp). Whatever else is optimized: a function of a header that is not
+# inlined there would be the one that the linker takes for all.
+ifdef ISA_avx2
+$(PORTABLE)/runq_gptq: $(OBJECTS)/attention_avx2.o
+$(OBJECTS)/attention_avx2.o: engine/cpu/attention.cpp $(OBJECTS)/flags build/packages
+	$(CXX) $(ANY_CPU) $(ISA_avx2) -O3 $(HARDENING) $(DEPS) -c $< -o $@
+endif
 $(PORTABLE)/runq_gptq: runq_gptq.cpp $(PORTABLE_O) $(OBJECTS)/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) $< $(PORTABLE_O) -o $@ $(LIBS)
+	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) $< $(filter %.o,$^) -o $@ $(LIBS)
 
 define cpu_backend
 $(OBJECTS)/$1.entry.o: engine/backend/cpu.cpp $(OBJECTS)/flags

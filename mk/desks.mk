@@ -103,7 +103,7 @@ build/packages-mingw:
 X86_LEVELS                := avx2 avxvnni avx512vnni
 DESK_CXX_windows          := $(ZIG) c++ -target x86_64-windows-gnu
 DESK_CC_windows           := $(ZIG) cc -target x86_64-windows-gnu
-DESK_ANY_windows          := -march=x86_64
+DESK_ANY_windows          := -march=x86_64 -DATTEND_AVX2
 DESK_ISA_windows          := -march=x86_64_v3
 DESK_LINK_windows         := -static -lshell32 -lapi-ms-win-core-synch-l1-2-0 -s
 DESK_LIBRARY_windows      := -lapi-ms-win-core-synch-l1-2-0 -s
@@ -114,7 +114,7 @@ DESK_BACKENDS_windows     := $(X86_LEVELS)
 
 DESK_CXX_windows-mingw      := $(MINGW)-g++-posix -Wa,-muse-unaligned-vector-move
 DESK_CC_windows-mingw       := $(MINGW)-gcc-posix
-DESK_ANY_windows-mingw      := -march=x86-64
+DESK_ANY_windows-mingw      := -march=x86-64 -DATTEND_AVX2
 DESK_ISA_windows-mingw      := -march=x86-64-v3
 DESK_LINK_windows-mingw     := -static -lshell32 -lsynchronization -s
 DESK_LIBRARY_windows-mingw  := -static -lsynchronization -s
@@ -181,7 +181,11 @@ $(foreach b,$(DESK_BACKENDS_$1),$(eval $(call desk_backend,$1,$b)))
 $(filter-out %_gptq$(DESK_EXE_$1),$(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1))): build/desks/$1/%$(DESK_EXE_$1): build/desks/$1/isa/%.o \
     $(LIBRARY:%.cpp=build/desks/$1/isa/%.o) $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
-build/desks/$1/runq_gptq$(DESK_EXE_$1): build/desks/$1/any/runq_gptq.o $(LIBRARY:%.cpp=build/desks/$1/any/%.o) $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
+build/desks/$1/attention_avx2.o: engine/cpu/attention.cpp build/desks/$1/flags $$(DESK_READY_$1)
+	@mkdir -p $$(@D)
+	$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $(DESK_ANY_$1) $(DESK_avx2) -O3 $$(DEPS) -c $$< -o $$@
+build/desks/$1/runq_gptq$(DESK_EXE_$1): build/desks/$1/any/runq_gptq.o $(LIBRARY:%.cpp=build/desks/$1/any/%.o) \
+    $(if $(findstring ATTEND_AVX2,$(DESK_ANY_$1)),build/desks/$1/attention_avx2.o) $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
 $1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)) $(DESK_BACKENDS_$1:%=build/desks/$1/backends/quant_gemm_%$(DESK_DLL_$1))
 endef

@@ -168,6 +168,13 @@ TEST_CASE("kv cache: a head of zeros, NaN") {
     CHECK(std::isnan(cache.value_scales(0, 0, 0)[0]));
 }
 
+// Calls use(T{}) with the type of the numbers.
+void with_kv_type(KvFormat format, auto use) {
+    if (format == KvFormat::f32) return use(float{});
+    if (format == KvFormat::f16) return use(Half{});
+    use(int8_t{});
+}
+
 TEST_CASE("kv cache: made-up numbers are there for every position") {
     for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::q8}) {
         KvCache cache(format, 2, 2, 32, 300);

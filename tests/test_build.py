@@ -48,6 +48,19 @@ def test_back_ends_do_nothing_before_they_are_asked():
         assert not re.search(r"\.(init_array|ctors)\b", sections), path
 
 
+def test_what_is_compiled_twice_has_no_name_in_common():
+    """Of a function in both objects, the linker may keep AVX2's; and a constructor would run on any processor."""
+    objects = [*ROOT.glob("build/backends/*/attention_avx2.o"), *ROOT.glob("build/desks/*/attention_avx2.o")]
+    if not objects:
+        pytest.skip("needs make portable on x86-64")
+    for path in objects:
+        printed = subprocess.run(["nm", "--defined-only", path], capture_output=True, check=True, text=True).stdout
+        symbols = re.findall(r"^\w+ (\w) (\S+)$", printed, re.M)
+        assert "attend_avx2" in {name for _, name in symbols}, path
+        assert [name for kind, name in symbols if kind in "TWi" and "12vectors_of_8" not in name] == [], path
+        assert [name for _, name in symbols if re.search("GLOBAL__sub_I|init_array|ctors$", name)] == [], path
+
+
 def test_a_variable_of_make_belongs_to_one_file():
     """One make reads all files, and rules see what the last of them says: releases once got PCRE2_FLAGS of the page."""
     files = {}

@@ -10,6 +10,7 @@ import platform
 import random
 import re
 import shlex
+import shutil
 import subprocess
 
 import numpy as np
@@ -31,9 +32,25 @@ FORMS = {
     "mapped": "./PROGRAM --mmap",
 }
 FORMS |= dict(form.split("=", 1) for form in os.environ.get("ONE_ANSWER", "").split(";") if form)
+PORTABLE = ROOT / "build" / "portable" / platform.machine()
 
 
-PORTABLE = ROOT / "build" / "portable" / platform.machine()  # of any processor: without fma, where that is x86
+def forms_of(kind):
+    """FORMS; of runq_gptq the program for any processor, too, on x86 also where there is neither AVX2 nor fma."""
+    forms, portable = dict(FORMS), f"{PORTABLE}/PROGRAM"
+    if kind == "gptq" and PORTABLE.exists():
+        forms["portable"] = portable
+        if platform.machine() == "x86_64" and shutil.which("qemu-x86_64"):
+            forms["without AVX2"] = f"qemu-x86_64 -cpu Nehalem {portable}"
+    return forms
+
+
+def command(form, kind, *args):
+    """The words of a form's command, with the program's arguments right behind it."""
+    program = {"q8": "runq", "moe": "runq_moe"}.get(kind, f"runq_{kind}")
+    words = shlex.split(form.replace("PROGRAM", program))
+    at = 1 + next(i for i, word in enumerate(words) if word.endswith(program))
+    return [*words[:at], *map(str, args), *words[at:]]
 
 
 def drawn(seed):
@@ -109,18 +126,14 @@ def test_every_form_gives_the_same_bits(tmp_path, seed):
     made = run_export(kind, tmp_path / "model", path, "--no-tokenizer", "--quiet", *options)
     assert made.returncode == 0, (made.stderr, fields, options)
     tokens = np.random.default_rng(seed).integers(0, fields["vocab_size"], n_tokens)
-    more, forms = [], FORMS | ({"portable": f"{PORTABLE}/PROGRAM"} if kind == "gptq" and PORTABLE.exists() else {})
-    scheme = read_file(path)
+    more, scheme = [], read_file(path)
     if kind == "w8a8" and seed % 3 == 0:
         more, scheme = ["--attn", "int8"], W8A8(path, attention_int8)
     recorder = Recorder()
     logits = forward(scheme.config, scheme, recorder("tokens", tokens.astype(np.int32)), recorder)
-    command = [path, "--ids", ",".join(map(str, tokens)), "-n", 1, "-t", 0, "--print-ids", "--digest", *more]
-    program = {"q8": "runq", "moe": "runq_moe"}.get(kind, f"runq_{kind}")
-    for name, form in forms.items():
-        words = shlex.split(form.replace("PROGRAM", program))
-        at = 1 + next(i for i, word in enumerate(words) if word.endswith(program))
-        words[at:at] = map(str, [*command, "--trace", tmp_path / "t"])
+    args = [path, "--ids", ",".join(map(str, tokens)), "-n", 1, "-t", 0, "--print-ids", "--digest", *more]
+    for name, form in forms_of(kind).items():
+        words = command(form, kind, *args, "--trace", tmp_path / "t")
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (name, done.stderr, fields, options)
         wrong = [(r.name, r.note) for r in compare(recorder.tensors, read_trace(tmp_path / "t")) if not r.ok]
@@ -128,31 +141,30 @@ def test_every_form_gives_the_same_bits(tmp_path, seed):
         assert digest_of(done) == f"{digest(logits[-1:]):016x}", name
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("q8", 0), ("w8a8", 1)])
+@pytest.mark.parametrize(("kind", "seed"), [("q8", 0), ("w8a8", 1), ("gptq", 2)])
 def test_every_form_draws_the_same_text(tmp_path, kind, seed):
     """Also with a cache in fewer bits, over the engine: for any threads, chunks and guesses."""
-    fields = drawn(seed)[0] | {"model_type": "llama", "hidden_size": 192, "intermediate_size": 384, "head_dim": 20,
-                               "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 300}  # fmt: skip
-    fields["head_dim"] = 24
+    fields = drawn(seed)[0] | {"model_type": "llama", "hidden_size": 384, "intermediate_size": 384, "head_dim": 24,
+                               "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 300}  # fmt: skip
     write_model(tmp_path / "model", fields, seed)
-    options = ["--no-smooth"] if kind == "w8a8" else []
+    options = {"w8a8": ["--no-smooth"], "gptq": ["--rtn"]}.get(kind, [])
     assert (
         run_export(kind, tmp_path / "model", tmp_path / "m.bin", "--no-tokenizer", "--quiet", *options).returncode == 0
     )
-    program = {"q8": "runq"}.get(kind, f"runq_{kind}")
+    forms = forms_of(kind)
 
     def run(form, *more):
-        words = shlex.split(form.replace("PROGRAM", program))
-        words[1:1] = map(str, [tmp_path / "m.bin", "--ids", "1,2,3,4,5", "-n", 90, "--print-ids", "--digest", *more])
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        args = [tmp_path / "m.bin", "--ids", "1,2,3,4,5", "-n", 90, "--print-ids", "--digest", *more]
+        done = subprocess.run(command(form, kind, *args), cwd=ROOT, capture_output=True, text=True, check=True)
         return done.stdout, digest_of(done)
 
     for sampling in (["-t", 0], ["-t", 0.7, "-s", 4], ["-t", 1, "-k", 12, "-s", 5], ["-t", 1.3, "-p", 0.7, "-s", 6]):
-        found = {run(form, *sampling) for form in (*FORMS.values(), "./PROGRAM --lookup 5")}
+        found = {run(form, *sampling) for form in (*forms.values(), "./PROGRAM --lookup 5")}
         assert len(found) == 1, sampling
+    others = [form for name, form in forms.items() if name not in FORMS]
     for kv in ("f16", "q8"):
         found = {
             run(form, "-t", 1, "-s", 1, "--kv", kv)
-            for form in ("./PROGRAM -j 1", "./PROGRAM -j 3", "./PROGRAM --lookup 5")
+            for form in ("./PROGRAM -j 1", "./PROGRAM -j 3", "./PROGRAM --lookup 5", *others)
         }
         assert len(found) == 1, kv

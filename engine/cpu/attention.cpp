@@ -8,11 +8,24 @@
 #include "engine/cpu/rows.h"
 #include "engine/os/system.h"
 
+// attend(), by the format of the cache (KvFormat). With ATTEND_AVX2, in a program for any x86-64, this file
+// is compiled once more, for AVX2, to give it that one: the linker sees no other name of it (vector.h).
+using Attend = decltype(attend<float>)*;
+static constexpr Attend by_format[] = {attend<float>, attend<Half>, attend<int8_t>};
+extern const Attend* const attend_avx2;
+static_assert(key_block == 16 || vector_lanes == 16);  // the order of the keys, in both
+#if defined(ATTEND_AVX2) && defined(__AVX2__)
+const Attend* const attend_avx2 = by_format;
+#else
 void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                int layer, int pos) {
     const Stopwatch time(phase_seconds.attention);
     const int head_dim = cache.head_dim(), n_tokens = q.n_rows, n_heads = q.n_cols / head_dim;
     const size_t width = size_t(padded(pos + n_tokens));  // of a row of scores
+    const Attend* fastest = by_format;
+#ifdef ATTEND_AVX2
+    if (has_avx2) fastest = attend_avx2;
+#endif
     out.n_rows = n_tokens;
     scores.resize(n_tokens, n_heads, pos, width);
     probs.resize(n_tokens, n_heads, pos, width);
@@ -28,11 +41,10 @@ void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, 
         }
         static thread_local std::vector<float> buffer;
         float* all_probs = scratch(buffer, attention_room(width, cache.context()));
-        with_kv_type(cache.format(), [&](auto number) {
-            attend<decltype(number)>(out_rows, cache, layer, kv, q_rows, kv_len, n_rows, all_probs, width,
+        fastest[int(cache.format())](out_rows, cache, layer, kv, q_rows, kv_len, n_rows, all_probs, width,
                                      scores.wanted ? score_rows : nullptr);
-        });
         for (int r = 0; r < n_rows && probs.wanted; r++)
             std::copy_n(all_probs + size_t(r) * width, kv_len[r], probs.row(head_of(r)));
     });
 }
+#endif

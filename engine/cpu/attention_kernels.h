@@ -20,6 +20,7 @@
 #include "engine/cpu/vector.h"
 #include "engine/os/threads.h"
 
+inline namespace VECTORS {
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
 // sums as the registers hold.
 constexpr int query_rows = vector_lanes == 16 ? 8 : 4;
@@ -226,3 +227,4 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
         });
     }
 }
+}  // namespace VECTORS

@@ -21,6 +21,7 @@ struct Half {
 template <>
 inline constexpr const char* tensor_type<Half> = "F16";
 
+inline namespace VECTORS {
 // IEEE 754 binary16: a sign, 5 bits of exponent, 10 of fraction. The specification of `widen` below.
 inline float to_float(Half h) {
     // As fp32 the exponent's bias is 127 in place of 15; multiplying by 2^112 also makes subnormals right.
@@ -86,3 +87,4 @@ inline void widen(float* to, const Half* from, size_t n) {
     for (; i + 4 <= n; i += 4) VectorOps<FourLanes>::store(to + i, widen4(from + i));
     for (; i < n; i++) to[i] = to_float(from[i]);
 }
+}  // namespace VECTORS

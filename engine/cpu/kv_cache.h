@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <type_traits>
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/quantize.h"
@@ -44,14 +43,6 @@ inline int number_bytes(KvFormat format) {
 // Bytes of the keys, or of the values, of one position and kv head.
 inline size_t kv_head_bytes(KvFormat format, int head_dim) {
     return size_t(head_dim) * number_bytes(format) + (format == KvFormat::q8 ? sizeof(float) : 0);
-}
-
-// Calls use(T{}) with the type of the numbers.
-template <class Use>
-inline void with_kv_type(KvFormat format, Use use) {
-    if (format == KvFormat::f32) return use(float{});
-    if (format == KvFormat::f16) return use(Half{});
-    use(int8_t{});
 }
 
 // Keys (part 0) or values (part 1), n of them, of one position of a layer that nothing was run for: numbers
@@ -159,25 +150,22 @@ class KvCache : public KvPages {
     // Appends k and v (head_dim,) of one position and kv head.
     void append(int layer, int head, int pos, const float* k, const float* v) {
         const int lane = pos % key_block;
-        with_kv_type(format_, [&](auto number) {
-            using T = decltype(number);
-            T* keys = keys_.as<T>() + head_at(layer, head, pos - lane) * head_dim_ + lane;
-            T* values = values_.as<T>() + head_at(layer, head, pos) * head_dim_;
-            put(keys, key_block, k, scale_at(key_scales_, layer, head, pos));
-            put(values, 1, v, scale_at(value_scales_, layer, head, pos));
-        });
+        put(keys_, head_at(layer, head, pos - lane) * head_dim_ + lane, key_block, k,
+            scale_at(key_scales_, layer, head, pos));
+        put(values_, head_at(layer, head, pos) * head_dim_, 1, v, scale_at(value_scales_, layer, head, pos));
     }
 
   private:
-    // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.
-    template <class T>
-    void put(T* to, size_t stride, const float* x, [[maybe_unused]] float* scale) {
-        if constexpr (std::is_same_v<T, float>) {
+    // Number i of x, of head_dim, becomes number first + i * stride. *scale is written if there is one.
+    void put(const LazyMemory& memory, size_t first, size_t stride, const float* x, float* scale) {
+        if (format_ == KvFormat::f32) {
+            float* to = memory.as<float>() + first;
             for (int i = 0; i < head_dim_; i++) to[i * stride] = x[i];
-        } else if constexpr (std::is_same_v<T, Half>) {
+        } else if (format_ == KvFormat::f16) {
+            Half* to = memory.as<Half>() + first;
             for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
         } else {
-            *scale = quantize_group(to, stride, x, head_dim_);
+            *scale = quantize_group(memory.as<int8_t>() + first, stride, x, head_dim_);
             if (!all_finite(x, size_t(head_dim_)))  // which codes cannot say
                 *scale = std::numeric_limits<float>::quiet_NaN();
         }

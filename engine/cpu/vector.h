@@ -22,18 +22,28 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+#if defined(__x86_64__) && !defined(__FMA__)
+#include "engine/cpu/processor.h"
+#define ASKS_FOR_FMA  // of the processor, when the program runs
+static const bool has_avx2 = processor_has(avx2);
+#endif
 
+// Functions are in a namespace for each width: of one name in two (attention.cpp) the linker would keep one.
 #if defined(__AVX512F__)
 constexpr int vector_lanes = 16;
+#define VECTORS vectors_of_16
 #elif defined(__AVX__)
 constexpr int vector_lanes = 8;
+#define VECTORS vectors_of_8
 #else
 constexpr int vector_lanes = 4;  // SSE, NEON
+#define VECTORS vectors_of_4
 #endif
 typedef float Floats __attribute__((vector_size(4 * vector_lanes)));
 typedef int32_t Int32s __attribute__((vector_size(4 * vector_lanes)));
 typedef uint32_t Uint32s __attribute__((vector_size(4 * vector_lanes)));
 
+inline namespace VECTORS {
 inline Floats load(const float* p) {
     Floats v;
     std::memcpy(&v, p, sizeof v);
@@ -62,13 +72,25 @@ inline float fused_by_doubles(float a, float b, float c) {
     return float(sum);
 }
 
-// The same by the processor's instruction, where every processor of the build has it. WebAssembly has none;
-// musl's std::fma is wrong there, as rounding modes cannot be set.
+// c = a * b + c by the instruction, where an x86 processor has it that need not.
+template <class T>
+inline bool fused_by_instruction([[maybe_unused]] T& c, [[maybe_unused]] T a, [[maybe_unused]] T b) {
+#ifdef ASKS_FOR_FMA
+    if (!has_avx2) return false;
+    asm("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));  // of a float, the first lane counts
+    return true;
+#else
+    return false;
+#endif
+}
+
+// The same by the processor's instruction. WebAssembly has none; musl's std::fma is wrong there, as rounding
+// modes cannot be set.
 inline float fused_multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__aarch64__)
     return std::fma(a, b, c);
 #else
-    return fused_by_doubles(a, b, c);
+    return fused_by_instruction(c, a, b) ? c : fused_by_doubles(a, b, c);
 #endif
 }
 
@@ -93,7 +115,8 @@ inline Floats fused_multiply_add(const Floats& a, const Floats& b, const Floats&
     // By doubles, without the last bit: that decides only where a sum lies halfway between two floats, or is
     // no normal number. A product alone is exact.
     static_assert(vector_lanes == 4 || vector_lanes == 8);
-    Floats out;
+    Floats out = c;
+    if (fused_by_instruction(out, a, b)) return out;
     Int32s doubtful{};
     for (int i = 0; i < vector_lanes; i += 2) {
         typedef double Doubles __attribute__((vector_size(16)));
@@ -182,3 +205,4 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
     }
     for (; i < n; i++) out[i] = gate[i] / (1.0f + exp_fp32(-gate[i])) * up[i];
 }
+}  // namespace VECTORS
