@@ -103,11 +103,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p = commands.add_parser("diff", help="judge a port's trace, or its outputs of the op vectors, step by step",
                             epilog="exit code 0: all is within the contract; 1: a step is outside, or there is none; "
                             "3: what is there is within, but steps are missing")  # fmt: skip
-    p.add_argument("a", type=Path, help="the reference's trace, digests (golden/sizes), or golden/data/ops.safetensors")
+    p.add_argument("a", type=Path, help="the reference's trace, digests (golden/sizes.json), or op vectors")
     p.add_argument("b", type=Path, help="the port's: the steps, digests or outputs that it has")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
     p.add_argument("--model", type=Path, metavar="MODEL|FILE.bin",
                    help="judge each operation of B alone, from B's own inputs; a MODEL means Q8")  # fmt: skip
+    p.add_argument("--case", help="of digests")
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--tolerance", action="append", default=[], metavar="STEP=VALUE",
                    help="a limit of its own for a step (pattern: ffn.swiglu, layers.3.*), relative by norm; "
@@ -189,8 +190,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(write_passes(args.case, args.file, args.tile, args.transpose, args.format, args.out))
         return 0
     if args.command == "diff":
-        if args.a.suffix == ".json":
-            text, code = summarize(compare_digests(args.a, args.b), args.verbose)
+        if args.case:
+            text, code = summarize(compare_digests(args.a, args.b, args.case), args.verbose)
             print(text)
             return code
         tolerances = read_tolerances(args.profile, args.tolerance)

@@ -8,8 +8,8 @@ A step's digest is of all its tokens, in order, modulo 2^64:
 The bits of a value are those of its type as an unsigned number. Of scores, probabilities and attention's weights a
 token has those of its own position and earlier ones: value i = head * (position + 1) + key.
 
-A file of them is a JSON object whose `steps` has the digest of each by name, 16 hexadecimal digits, and whose
-`n_before`, if it is there, says at which position the run began. models/sizes.py makes such files.
+A file of them is a JSON object of cases by name. The `steps` of a case has the digest of each step by name, 16
+hexadecimal digits; `n_before`, if it is there, says at which position the run began. models/sizes.py makes one.
 """
 
 import json
@@ -74,19 +74,19 @@ def digests_of(trace: Mapping[str, np.ndarray], first: int = 0) -> dict[str, str
     return digests.hex()
 
 
-def read_digests(path: Path) -> tuple[dict[str, str], int]:
-    """The digests of a file, and the position at which its run begins. Raises ModelError naming the file."""
+def read_digests(path: Path, case: str) -> tuple[dict[str, str], int]:
+    """The digests of a case, and the position at which its run begins. Raises ModelError naming the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))[case]
         return {str(name): str(value) for name, value in found["steps"].items()}, int(found.get("n_before", 0))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelError(f"{path}: expected a JSON object with steps, each with its digest") from None
+        raise ModelError(f"{path}: has no case {case} with steps, each with its digest") from None
 
 
-def compare_digests(a: Path, b: Path) -> list[StepReport]:
-    """Every step of a golden against a port's digests, or against its trace. Raises ModelError."""
-    expected, first = read_digests(a)
-    found = read_digests(b)[0] if b.suffix == ".json" else digests_of(read_trace(b), first)
+def compare_digests(a: Path, b: Path, case: str) -> list[StepReport]:
+    """Every step of a case against a port's digests, or against its trace. Raises ModelError."""
+    expected, first = read_digests(a, case)
+    found = read_digests(b, case)[0] if b.suffix == ".json" else digests_of(read_trace(b), first)
     reports = []
     for name in sorted(expected.keys() | found.keys(), key=step_order):
         if name not in found:

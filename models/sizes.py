@@ -1,6 +1,6 @@
 """Goldens at the size of real models: of files by a rule (models/by_rule.py), a digest of every step.
 
-    python -m models.sizes make [--all] [--only CASE]       makes golden/sizes/*.json
+    python -m models.sizes make [--all] [--only CASE]       makes golden/sizes.json
     python -m models.sizes write CASE OUT.bin               writes the file of a case
     python -m models.sizes step CASE STEP OUT.safetensors   a step's numbers, where a digest differs
 
@@ -37,7 +37,7 @@ from golden.schemes import read_file
 from golden.trace import Recorder, write_trace
 from models.by_rule import SCHEMES, Storage, floats, ladder, mixed, token_ids, words, write_stored
 
-FOLDER = Path(__file__).resolve().parent.parent / "golden" / "sizes"
+GOLDENS = Path(__file__).resolve().parent.parent / "golden" / "sizes.json"
 QUANTIZED_CACHE = ("attn.k_rope.q", "attn.k_rope.s", "attn.v_proj.q", "attn.v_proj.s")
 CACHE_TENSOR = 1 << 22  # the number of layer 0's keys, where they are made up
 
@@ -217,20 +217,20 @@ def crc32(path: Path) -> int:
     return found
 
 
-def make_sizes(only: str | None, takes_long: bool, out: Path = FOLDER) -> None:
-    """Writes the goldens of all cases, or of those that match `only`, into the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
+def make_sizes(only: str | None, takes_long: bool, out: Path = GOLDENS) -> None:
+    """Writes the goldens of all cases, or of those that match `only`, into the file `out`, which keeps the others."""
+    goldens = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     for name, case in CASES.items():
         if not fnmatchcase(name, only or "*") or (case.takes_long and not takes_long):
             continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.bin"
             case.write(path)
-            golden = golden_of(case, path)
-        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items())
-        with replacing(out / f"{name}.json") as f:
+            goldens[name] = golden_of(case, path)
+        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(goldens[key])}" for key in CASES if key in goldens)
+        with replacing(out) as f:
             f.write(("{\n" + lines + "\n}\n").encode())
-        print(f"{name}: digest {golden['logits']}", flush=True)
+        print(f"{name}: digest {goldens[name]['logits']}", flush=True)
 
 
 def case_of(name: str) -> Case:
@@ -243,7 +243,7 @@ def case_of(name: str) -> Case:
 def step_of(name: str, step: str) -> dict[str, np.ndarray]:
     """A step of a case, for all tokens that are run, and these. Raises ModelError."""
     case, recorder = case_of(name), Recorder()
-    golden = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    golden = json.loads(GOLDENS.read_text(encoding="utf-8"))[name]
     config = case.config
     tokens = token_ids(case.n_prompt, config.vocab_size) + golden["ids"][:-1]
 
@@ -255,7 +255,7 @@ def step_of(name: str, step: str) -> dict[str, np.ndarray]:
         case.write(path)
         forward(config, case.read(path), np.array(tokens), keep, case.past())
     if step not in recorder.tensors:
-        raise ModelError(f"{name} has no step {step}; golden/sizes/{name}.json lists them")
+        raise ModelError(f"{name} has no step {step}; golden/sizes.json lists them")
     return {"tokens": np.array(tokens, np.int32)} | recorder.tensors
 
 
@@ -264,11 +264,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m models.sizes", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     p = commands.add_parser("make", help="write the goldens")
-    p.add_argument("--out", type=Path, default=FOLDER)
+    p.add_argument("--out", type=Path, default=GOLDENS)
     p.add_argument("--only", metavar="CASE", help="one, or a pattern")
     p.add_argument("--all", action="store_true", help="also those that take minutes and gigabytes")
     p = commands.add_parser("write", help="write the model file of a case")
-    p.add_argument("case", metavar="CASE", help=f"{next(iter(CASES))}, or another of golden/sizes")
+    p.add_argument("case", metavar="CASE", help=f"{next(iter(CASES))}, or another of golden/sizes.json")
     p.add_argument("out", type=Path, metavar="OUT.bin")
     p = commands.add_parser("step", help="write a step of a case, where a digest differs")
     p.add_argument("case", metavar="CASE")

@@ -18,7 +18,7 @@ from golden.forward import forward
 from golden.fp32 import F32, digest, splitmix64
 from golden.trace import read_trace
 from models.by_rule import floats, int8, token_ids, words
-from models.sizes import CASES, FOLDER, crc32, golden_of
+from models.sizes import CASES, GOLDENS, crc32, golden_of
 from tests.helpers import FULL, ROOT, run_here
 
 # Cases that the plain programs run, which are slow: one of each.
@@ -48,7 +48,7 @@ def model(tmp_path_factory):
 
 
 def golden_file(name):
-    return json.loads((FOLDER / f"{name}.json").read_text())
+    return json.loads(GOLDENS.read_text())[name]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -75,7 +75,7 @@ def test_every_form_gives_the_digests(tmp_path, model, name):
 
 
 def test_every_case_has_a_golden_and_every_format_a_case():
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(CASES)
+    assert set(json.loads(GOLDENS.read_text())) == set(CASES)
     dense = {form for name, case in CASES.items() if ".gptq-" in name for form in case.storage.layout.formats[1:]}
     experts = {form for name, case in CASES.items() if ".ladder-" in name for form in case.storage.layout.formats[3:5]}
     assert dense == experts == FORMATS
@@ -128,28 +128,29 @@ def test_digests_are_those_of_the_page():
 def test_diff_and_step(tmp_path):
     """A port that wrote digests, one of which is wrong, then that step's numbers."""
     name = "qwen3-30b-a3b.ladder-0"
-    golden = FOLDER / f"{name}.json"
-    steps, _ = read_digests(golden)
+    steps, _ = read_digests(GOLDENS, name)
     mine = tmp_path / "mine.json"
-    mine.write_text(json.dumps({"steps": steps}))
-    done = run_here("golden", "diff", golden, mine)
+
+    def diff(found):
+        mine.write_text(json.dumps(found))
+        return run_here("golden", "diff", GOLDENS, mine, "--case", name)
+
+    done = diff({name: {"steps": steps}})
     assert (done.returncode, done.stdout) == (0, f"all {len(steps)} steps are equal to the bit\n")
-    mine.write_text(json.dumps({"steps": steps | {"layers.1.attn.mix": "0" * 16}}))
-    done = run_here("golden", "diff", golden, mine)
+    done = diff({name: {"steps": steps | {"layers.1.attn.mix": "0" * 16}}})
     assert done.returncode == 1
     assert "the first at layers.1.attn.mix" in done.stdout
-    mine.write_text("[]")
-    done = run_here("golden", "diff", golden, mine)
-    assert (done.returncode, done.stderr) == (
-        1, f"golden: {mine}: expected a JSON object with steps, each with its digest\n")  # fmt: skip
+    for nothing in ([], {}, {name: {}}, {name: {"steps": []}}):
+        done = diff(nothing)
+        assert done.returncode == 1
+        assert done.stderr == f"golden: {mine}: has no case {name} with steps, each with its digest\n"
     done = run_here("models.sizes", "write", "qwen3", tmp_path / "m.bin")
     assert done.returncode == 1
     assert done.stderr.startswith("sizes: qwen3: no such case; there are qwen3-0.6b.q8, ")
     for step, code in (("embed", 0), ("layers.7.attn.mix", 1)):
         done = run_here("models.sizes", "step", name, step, tmp_path / "s")
         assert done.returncode == code, done.stderr
-    value = read_trace(tmp_path / "s")["embed"]
-    assert digests_of({"embed": value}) == {"embed": steps["embed"]}
+    assert digests_of({"embed": read_trace(tmp_path / "s")["embed"]}) == {"embed": steps["embed"]}
 
 
 # ----------------------------------------------------------------------------

@@ -383,10 +383,9 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     if (o.trace && task != nullptr && !o.info)  // --info says what memory it takes
         fail<UsageError>("--trace: cannot be used together with ", task);
     if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");
-    if (o.cache_rule > 0 && task != nullptr)
-        fail<UsageError>("--cache-rule: cannot be used together with ", task);
-    if (o.cache_rule > 0 && o.trace_from)
-        throw UsageError("--cache-rule: cannot be used together with --trace-from");
+    if (o.cache_rule > 0 && (task != nullptr || o.trace_from))
+        fail<UsageError>("--cache-rule: cannot be used together with ",
+                         task != nullptr ? task : "--trace-from");
     if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;
 }
