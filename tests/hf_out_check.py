@@ -16,7 +16,7 @@ groups of 64 and 128, GPTQ with 4 bits in groups of 64; the mixture of experts i
                tokens with the same most probable successor; against the reference with the library's rule, and
                against the program's own arithmetic
 
-A code that rounds the other way (docs/numerics.md) changes logits, not the matrices' figures, which start anew from
+A code that the package rounds the other way changes logits, not the matrices' figures, which start anew from
 the same inputs. So these decide; for logits there are bounds that a misplaced row or factor would exceed.
 """
 
