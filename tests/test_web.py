@@ -326,17 +326,18 @@ def test_products_add_up_to_the_value(opened, model):
 
 @pytest.mark.parametrize("model", GOLDEN)
 def test_the_native_program_says_the_same(opened, tmp_path, model):
-    """Every step is equal to the bit; six values are shown so."""
+    """Every step is equal to the bit, and so is the digest; six values are shown so."""
     about = page_data()["models"][model]
     native = tmp_path / "trace"
-    subprocess.run(
+    done = subprocess.run(
         [f"./{about['program']}", ROOT / "build" / "models" / f"{GOLDEN[model]}.bin", "-i", about["prompt"],
-         "-n", "1", "-t", "0", "--trace", native],
-        cwd=ROOT, capture_output=True, check=True,
+         "-n", "1", "-t", "0", "--digest", "--trace", native],
+        cwd=ROOT, capture_output=True, check=True, text=True,
     )  # fmt: skip
     native = read_trace(native)
     page = opened()
     choose(page, model, tokens=1)
+    assert re.search(r"^digest +(\w+)$", done.stderr, re.M)[1] == page.text_content("#digest")
     text = page.evaluate(
         """async ([model, prompt]) => {
             const { trace } = await (await import("./runner.js")).traceRun(model, { prompt, newTokens: 1 });

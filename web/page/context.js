@@ -3,7 +3,7 @@
 import { data, traceRun, weightsOf } from "./runner.js";
 import { readTrace, walkSteps } from "./trace.js";
 
-export async function contextOf(name, traceBytes, nPrompt) {
+export async function contextOf(name, traceBytes, nPrompt, digest) {
     const model = data.models[name];
     const trace = readTrace(traceBytes);
     const vocabulary = data.vocabularies[model.model];
@@ -16,6 +16,7 @@ export async function contextOf(name, traceBytes, nPrompt) {
         data,
         vocabulary,
         nPrompt,
+        digest, // of the logits by which the new tokens were drawn
         weights: await weightsOf(name),
         steps: walkSteps(trace, data.contract.order),
         tokens,
@@ -67,7 +68,7 @@ function charactersOf(texts) {
 // Runs a model on a text: {prompt, newTokens}, or {ids, newTokens}.
 export async function contextOfRun(name, options) {
     const result = await traceRun(name, options);
-    return contextOf(name, result.trace, result.nPrompt);
+    return contextOf(name, result.trace, result.nPrompt, result.digest);
 }
 
 // The largest; of equal ones the first.

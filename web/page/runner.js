@@ -131,6 +131,7 @@ export async function traceRun(name, { prompt, ids, newTokens, program, bytes, e
         "-t",
         "0",
         ...extra,
+        "--digest",
         "--trace",
         "/trace.safetensors",
     ];
@@ -139,5 +140,6 @@ export async function traceRun(name, { prompt, ids, newTokens, program, bytes, e
     const trace = result.files["/trace.safetensors"];
     if (result.code !== 0 || !trace) throw new ProgramError(lastLine(result));
     const prefill = /prefill\s+(\d+) tokens/.exec(result.stderr);
-    return { ...result, trace, nPrompt: prefill ? Number(prefill[1]) : null };
+    const digest = /digest\s+([0-9a-f]{16})/.exec(result.stderr);
+    return { ...result, trace, nPrompt: prefill ? Number(prefill[1]) : null, digest: digest?.[1] ?? "" };
 }

@@ -344,6 +344,14 @@ function aboutTokens() {
             special ? ` ${specialNote(special)}` : "",
         ),
         h("p", { class: "note" }, "Ids of the new ones: ", h("output", { id: "new-ids" }, context.newIds.join(","))),
+        h(
+            "p",
+            { class: "note" },
+            "A hash of the numbers that they were drawn by, as ",
+            h("code", {}, "--digest"),
+            " prints it, the same on every machine (but for AWQ on a GPU): ",
+            h("output", { id: "digest" }, context.digest),
+        ),
     );
 }
 
