@@ -168,33 +168,6 @@ TEST_CASE("kv cache: a head of zeros, NaN") {
     CHECK(std::isnan(cache.value_scales(0, 0, 0)[0]));
 }
 
-// Calls use(T{}) with the type of the numbers.
-void with_kv_type(KvFormat format, auto use) {
-    if (format == KvFormat::f32) return use(float{});
-    if (format == KvFormat::f16) return use(Half{});
-    use(int8_t{});
-}
-
-TEST_CASE("kv cache: made-up numbers are there for every position") {
-    for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::q8}) {
-        KvCache cache(format, 2, 2, 32, 300);
-        cache.fill(300);
-        with_kv_type(format, [&](auto number) {
-            for (int i = 0; i < 4; i++) {
-                for (const int pos : {0, 299}) {
-                    const auto* k = cache.keys<decltype(number)>(i / 2, i % 2, pos / key_block * key_block);
-                    const auto* v = cache.values<decltype(number)>(i / 2, i % 2, pos);
-                    CHECK(to_float(k[31 * key_block + pos % key_block]) != 0);
-                    CHECK(std::any_of(v, v + 32, [](auto x) { return to_float(x) != 0; }));
-                    if (format != KvFormat::q8) continue;
-                    CHECK(cache.key_scales(i / 2, i % 2, pos)[0] != 0);
-                    CHECK(cache.value_scales(i / 2, i % 2, pos)[0] != 0);
-                }
-            }
-        });
-    }
-}
-
 // A chunk: what is in the cache and in Rows, by several tokens at once.
 TEST_CASE("attention: scores, probabilities and the weighted sum of the golden vectors, in chunks") {
     for (const std::string name : {"attention", "attention.prompt"}) {
