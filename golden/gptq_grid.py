@@ -18,8 +18,8 @@ from golden.gptq import F16, ZERO_STEPS
 
 SHRINKS = tuple(1 - i / 40 for i in range(21))  # of a group's range: 1, 0.975, ... 0.5
 LEVELS = 16  # of the two-level form's scales and zero points
-# What codes by table stand for, by bits: Lloyd-Max values of weights in groups of 32, each with its best scale of
-# either sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
+# What codes by table stand for, by bits: Lloyd-Max values (`fitted_table`) of weights in groups of 32, each with its
+# best scale of either sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
 # fmt: off
 NORMAL_TABLES = {
     4: np.array([-127, -100, -79, -62, -47, -34, -21, -9, 2, 13, 25, 36, 50, 65, 82, 106], np.int8),
@@ -244,6 +244,23 @@ def best_int8_scales(
                 better = error < smallest[at]
                 smallest[at][better], best[at][better] = error[better], s[better]
     return best
+
+
+def fitted_table(groups: np.ndarray, form: MatrixFormat, table: np.ndarray) -> tuple[np.ndarray, float]:
+    """One step of Lloyd and Max from a table: the table (2^bits,) int8 that suits its own codes best, and their error.
+
+    groups: (n, group) fp32, each with its best scale of either sign. Each value becomes the mean of what its code
+    stands for, in units of the scales; the largest is 127 (Lloyd 1982, "Least Squares Quantization in PCM"). The error,
+    of the table that came in, is the sum of squares over that of the weights.
+    """
+    row_scale = int8_row_scales(groups, form, table)
+    s = best_int8_scales(groups, np.ones(groups.shape[1]), row_scale, form, table)
+    scale = (s * row_scale)[:, None].astype(F64)
+    codes = nearest_codes(groups / scale, table)
+    error = np.square(table[codes] * scale - groups).sum() / np.square(groups, dtype=F64).sum()
+    sums, weights = (np.bincount(codes.ravel(), v.ravel(), len(table)) for v in (scale * groups, scale**2 + 0 * groups))
+    values = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), table)
+    return np.rint(values * 127 / np.abs(values).max()).astype(np.int8), float(error)
 
 
 # ----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
-from golden.gptq_grid import nearest_codes
+from golden.gptq_grid import NORMAL_TABLES, fitted_table, nearest_codes
 from golden.gptq_quantize import round_matrix
 from golden.op_vectors_fp32 import rope_config
 from tests.helpers import F16, F32, MODELS, ROOT
@@ -267,3 +267,20 @@ def test_kinds_are_those_of_the_list_of_matrices():
     names = [t.name for t in GPTQ_FILE.tensors(replace(config(), tied=False), layout)]
     kinds = list(dict.fromkeys(name.split(".")[-2] for name in names if name.endswith(".codes")))
     assert kinds == list(KINDS)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 1), (5, 6)])  # SmolLM2 at 5 bits, which is nearly so
+def test_tables_are_those_of_lloyd_and_max(bits, most):
+    """Fitted to normally distributed weights, each value stays, or nearly, and the error is as small."""
+    groups = np.random.default_rng(0).standard_normal((2048, 32)).astype(F32)
+    form, table, errors = MatrixFormat(bits, 32, int8_scales=True), NORMAL_TABLES[bits], []
+    for _ in range(5):
+        following, error = fitted_table(groups, form, table)
+        errors.append(error)
+        table = following
+        assert np.abs(table.astype(int) - NORMAL_TABLES[bits]).max() <= most
+    assert errors[0] < 1.02 * min(errors)
+    # From a table that is even, the error falls.
+    even = np.rint(np.linspace(-127, 127, 2**bits)).astype(np.int8)
+    following, error = fitted_table(groups, form, even)
+    assert fitted_table(groups, form, following)[1] < 0.97 * error
