@@ -160,11 +160,15 @@ class Storage:
             return list(self.format.tensors(config, self.layout))
         return list(self.format.tensors(config, self.group_size, int(self.static)))
 
-    def own_fields(self, config: Config) -> bytes:
-        """What the header of such a file has of its own."""
+    def header(self, config: Config) -> bytes:
+        """The 256 bytes in front of the weights of such a file, which has no tokenizer: temperature 0."""
         if isinstance(self.layout, MoeLayout):
-            return moe.pack_layout(config, self.layout)
-        return b"" if self.layout is None else gptq_format.pack_layout(self.layout)
+            own = moe.pack_layout(config, self.layout)
+        else:
+            own = b"" if self.layout is None else gptq_format.pack_layout(self.layout)
+        end = weights_end(self.tensors(config), self.format.alignment)
+        generation, static = Generation(temperature=0.0), int(self.static)
+        return header(config, generation, self.format, self.group_size, end, b"", static, own=own)
 
 
 BYTES, NIBBLES, SPARSE = MatrixFormat(8), MatrixFormat(4, 128), MatrixFormat(4, 128, sparse=True)
@@ -332,9 +336,7 @@ def write_stored(config: Config, out: Path, storage: Storage, progress: bool = F
     alignment = storage.format.alignment
     end = weights_end(tensors, alignment)
     with replacing(out) as f, progress_bar(end - HEADER_SIZE, progress) as bar:
-        own = storage.own_fields(config)
-        generation, static = Generation(temperature=0.0), int(storage.static)
-        f.write(header(config, generation, storage.format, storage.group_size, end, b"", static, own=own))
+        f.write(storage.header(config))
         position = HEADER_SIZE
         of_all = list(rules(config, storage, tensors))
         for number, (tensor, rule) in enumerate(zip(tensors, of_all, strict=True)):

@@ -205,7 +205,8 @@ def golden_of(case: Case, path: Path) -> dict[str, Any]:
         tokens = [int(last.argmax())]
         ids += tokens
     before = {"n_before": case.n_before} if case.n_before else {}
-    return before | {"file_crc32": crc32(path), "ids": ids, "logits": f"{chained:016x}", "steps": digests.hex()}
+    about = {"header": case.storage.header(config).hex(), "n_prompt": case.n_prompt}
+    return about | before | {"file_crc32": crc32(path), "ids": ids, "logits": f"{chained:016x}", "steps": digests.hex()}
 
 
 def crc32(path: Path) -> int:

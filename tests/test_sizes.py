@@ -57,6 +57,8 @@ def test_every_form_gives_the_digests(tmp_path, model, name):
     case, golden = CASES[name], golden_file(name)
     path = model(name)
     assert crc32(path) == golden["file_crc32"]
+    with path.open("rb") as f:
+        assert (f.read(256).hex(), case.n_prompt) == (golden["header"], golden["n_prompt"])
     ids = ",".join(map(str, token_ids(case.n_prompt, case.config.vocab_size)))
     trace = tmp_path / "t"
     options = ["--ids", ids, "-n", case.n_new, "-t", 0, "--print-ids", "--digest", "--trace", trace, *case.options]
