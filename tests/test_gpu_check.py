@@ -509,12 +509,12 @@ def test_speed_tables():
 
 
 def test_nothing_but_numpy_is_needed(tmp_path):
-    """A file is made and a trace read where there is no package but numpy, and neither golden/ nor export/."""
+    """A file is made and a trace read where there is no package but numpy; of golden/ the arithmetic alone is read."""
     code = f"""
 import sys
 class OnlyNumpy:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in {{"bench", "formats", "numpy", "tests"}} | sys.stdlib_module_names:
+        if name.split(".")[0] not in {{"bench", "formats", "golden", "models", "numpy", "tests"}} | sys.stdlib_module_names:
             raise ImportError(f"{{name}} is not there")
 for name in [n for n in sys.modules if n.split(".")[0] not in sys.stdlib_module_names]:
     sys.modules.pop(name)  # what site-packages brought in
@@ -527,10 +527,11 @@ gpu_check.write_random_model(Path({str(tmp_path / "m")!r}), config)
 trace = gpu_check.read_safetensors(gpu_check.DATA / "tiny-llama.awq.trace.safetensors")
 print(len(trace["tokens"]))
 print(*sorted({{name.split(".")[0] for name in sys.modules}} & {{p.name for p in Path().iterdir()}}))
+print(*(name for name in sys.modules if name.startswith("golden.")))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == ["6", "bench", "formats", "tests"]
+    assert done.stdout.split() == ["6", "bench", "formats", "golden", "models", "tests", "golden.fp32"]
     assert AWQ(tmp_path / "m").config.vocab_size == 320
 
 
