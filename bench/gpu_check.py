@@ -16,8 +16,8 @@ A step that fails does not keep the next from running; the exit code is 0 if non
 and of the back end no speed.
 
 It runs on a machine that has the CUDA toolkit and Python with numpy and nothing else, so it imports only what needs no
-other package: models/by_rule.py, golden/fp32.py, formats/ and tests/run.py. Model files for `models` are taken from build/models, or
-from build/gpu-files, where `make gpu-files` puts what a bare machine lacks.
+other package: models/by_rule.py, golden/fp32.py, formats/ and tests/run.py. Model files for `models` are taken from
+build/models, or from build/gpu-files, where `make gpu-files` puts what a bare machine lacks.
 """
 
 import argparse
