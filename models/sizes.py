@@ -221,9 +221,11 @@ def crc32(path: Path) -> int:
 def make_sizes(only: str | None, takes_long: bool, out: Path = GOLDENS) -> None:
     """Writes the goldens of all cases, or of those that match `only`, into the file `out`, which keeps the others."""
     goldens = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
-    for name, case in CASES.items():
-        if not fnmatchcase(name, only or "*") or (case.takes_long and not takes_long):
-            continue
+    chosen = [n for n, case in CASES.items() if fnmatchcase(n, only or "*") and (takes_long or not case.takes_long)]
+    if not chosen:
+        raise ModelError(f"--only {only}: no case{'' if takes_long else '; those in -whole need --all'}")
+    for name in chosen:
+        case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.bin"
             case.write(path)

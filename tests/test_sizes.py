@@ -156,6 +156,13 @@ def test_diff_and_step(tmp_path):
     assert digests_of({"embed": read_trace(tmp_path / "s")["embed"]}) == {"embed": steps["embed"]}
 
 
+def test_a_program_without_such_positions_prints_nothing_before_it_says_so():
+    path = ROOT / "build" / "models" / "tiny-llama.awq.bin"
+    options = ["--cache-rule", "3", "--ids", "1", "-n", "2"]
+    done = subprocess.run(["./runq_awq", path, *options], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "runq_awq: --cache-rule: this program has none\n")
+
+
 # ----------------------------------------------------------------------------
 # Mistakes that the toy goldens do not find
 

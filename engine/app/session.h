@@ -330,8 +330,8 @@ inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::
     } else if (!o.ids && c.bos_id >= 0) {
         ids = {c.bos_id};
     }
+    check_prompt(prompt_option(o), ids.size() + size_t(o.cache_rule), context);
     ids.insert(ids.begin(), size_t(o.cache_rule), 0);
-    check_prompt(prompt_option(o), ids.size(), context);
     return ids;
 }
 
@@ -341,17 +341,17 @@ inline void run_generate(Session& s, const Options& o, const std::optional<std::
     // And that is all: an input that nobody means, and nobody closes, would hold up the run.
     if (!text && !o.ids && has_input(io.in))
         note(io.err, "standard input is not read: with -i - it is the prompt\n");
-    TokenPrinter printer(io.out, s.model, o.print_ids);
-    if (s.model.tokenizer && !o.print_ids) {
-        if (text) put_foreign(io.out, *text);
-        for (const int id : std::span(ids).subspan(size_t(o.cache_rule)))
-            if (!text) printer.token(id);
-    }
     if (o.cache_rule > 0) {
         s.trace_room = size_t(o.cache_rule);  // a trace has nothing of them
         make_room(s, s.trace_room);
         if (!s.model.fill_cache(o.cache_rule)) throw UsageError("--cache-rule: this program has none");
         s.held.assign(size_t(o.cache_rule), 0);
+    }
+    TokenPrinter printer(io.out, s.model, o.print_ids);
+    if (s.model.tokenizer && !o.print_ids) {
+        if (text) put_foreign(io.out, *text);
+        for (const int id : std::span(ids).subspan(size_t(o.cache_rule)))
+            if (!text) printer.token(id);
     }
     generate(s, ids, [&](int id) { printer.token(id); });
     printer.end();
